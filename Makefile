@@ -1,0 +1,52 @@
+# Two commands do everything: `make demo` and `make test`. Both install what they need.
+
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+
+# uv from the PATH, else one of our own from PyPI.
+UV := $(or $(shell command -v uv 2>/dev/null),$(CURDIR)/.tools/bin/uv)
+# Pythons that pyenv keeps off the PATH.
+export PATH := $(PATH):$(subst $() ,:,$(wildcard $(or $(PYENV_ROOT),$(HOME)/.pyenv)/versions/3.1[1-9]*/bin))
+# Where the demo and the UI keep their outputs and Dagster's own records.
+DEMO := $(CURDIR)/.demo
+demo_env := MARIN_PREFIX=$(DEMO)/store DAGSTER_HOME=$(DEMO)/dagster DO_NOT_TRACK=1
+run := $(UV) run --frozen
+
+help: ## What there is to do
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
+
+demo: env ## Build the example pipeline end to end, and show what ran
+	@mkdir -p $(DEMO)/dagster
+	@$(demo_env) $(run) python scripts/demo.py
+
+ui: env ## Open the example in the Dagster UI, http://127.0.0.1:3000
+	@mkdir -p $(DEMO)/dagster
+	$(demo_env) $(run) dagster dev -w workspace.yaml
+
+test: check unit lowest interop ## Everything that CI runs
+
+check: env ## Lint, formatting and types
+	$(run) ruff check .
+	$(run) ruff format --check .
+	$(run) mypy
+
+unit: env ## Tests on the newest Dagster
+	$(run) pytest $(PYTEST_ARGS)
+
+lowest: $(UV) ## Tests of the Dagster face on the lowest Dagster that is supported
+	UV=$(UV) scripts/test-lowest $(PYTEST_ARGS)
+
+interop: $(UV) ## Tests against real marin-core, in a Python 3.12 environment of their own
+	UV=$(UV) scripts/test-interop $(PYTEST_ARGS)
+
+env: $(UV) ## The development environment
+	@$(UV) sync --quiet --frozen
+
+$(CURDIR)/.tools/bin/uv:
+	python3 -m venv .tools
+	.tools/bin/pip install --quiet --disable-pip-version-check uv
+
+clean: ## Remove environments, caches and the demo's outputs
+	rm -rf .venv .venv-* .tools .demo .mypy_cache .pytest_cache .ruff_cache .hypothesis
+
+.PHONY: help demo ui test check unit lowest interop env clean

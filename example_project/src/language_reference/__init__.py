@@ -1,0 +1,1 @@
+"""Language models of Python's own language reference, from raw text to a report."""

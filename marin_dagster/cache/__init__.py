@@ -1,0 +1,26 @@
+"""WHETHER an output is built: the status-file cache beside each output, on fsspec. No Dagster."""
+
+from marin_dagster.cache.cache import Attempt, CacheState, Hit, LookUp, StepCache
+from marin_dagster.cache.lease import LeaseTiming
+from marin_dagster.cache.provenance import Provenance, launch_provenance
+from marin_dagster.cache.record import ArtifactRecord, read_record, write_record
+from marin_dagster.cache.status import Status, read_status, write_status
+from marin_dagster.cache.store import Folder
+
+__all__ = [
+    "ArtifactRecord",
+    "Attempt",
+    "CacheState",
+    "Folder",
+    "Hit",
+    "LeaseTiming",
+    "LookUp",
+    "Provenance",
+    "Status",
+    "StepCache",
+    "launch_provenance",
+    "read_record",
+    "read_status",
+    "write_record",
+    "write_status",
+]

@@ -1,0 +1,345 @@
+"""``StepCache``: whether an output is built, and the life of an attempt to build it.
+
+::
+
+    look_up(step) -> LookUp            reads only
+    begin(step)   -> Hit               served from the cache
+                   | Attempt           lease held, status RUNNING
+                        .commit(result)   record, lease checked, SUCCESS, lease released
+                        .fail()           FAILED, lease released
+                        .abandon()        fail() unless the attempt has ended already
+
+The order of the files and their formats are Marin's, so that either side serves, waits for and
+takes over what the other has built or left behind.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from enum import Enum
+from functools import cached_property
+from typing import Any, TypeVar
+
+from marin_dagster.cache.keeper import HeldLease, keeper
+from marin_dagster.cache.lease import LeaseTiming, LeaseWatch, Lock, lock_for, new_worker_id
+from marin_dagster.cache.record import (
+    RECORD_FILE,
+    ArtifactRecord,
+    read_record,
+    step_record,
+    write_info,
+    write_record,
+)
+from marin_dagster.cache.status import Status, read_status, write_status
+from marin_dagster.cache.store import Folder
+from marin_dagster.errors import (
+    DependencyNotBuiltError,
+    LeaseLostError,
+    OutputVanishedError,
+    PreviousAttemptFailedError,
+    RecordError,
+    StepWithoutFunctionError,
+)
+from marin_dagster.steps.paths import check_step_path
+from marin_dagster.steps.protocol import StepLike, is_mutable
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+LOOK_UP_WIDTH = 32
+"""How many outputs are looked up at once."""
+
+_WAIT_LOG_INTERVAL_S = 60.0
+
+
+class CacheState(Enum):
+    """What a look-up finds."""
+
+    HIT = "hit"
+    """Finished: would be served."""
+    MISS = "miss"
+    """Nothing, or the remains of an attempt whose worker is gone."""
+    FAILED = "failed"
+    """The last attempt failed."""
+    RUNNING = "running"
+    """A live worker is building it."""
+
+
+@dataclass(frozen=True)
+class LookUp:
+    """One look at an output."""
+
+    state: CacheState
+    owner: str | None = None
+    """Who is building it, when RUNNING."""
+
+
+@dataclass(frozen=True)
+class Hit:
+    """A finished output, served from the cache."""
+
+    step: StepLike
+    folder: Folder
+
+    @cached_property
+    def record(self) -> ArtifactRecord | None:
+        """The output's record, read at first use; None when it has none.
+
+        Raises:
+            RecordError: there is one, but it cannot be read.
+        """
+        return read_record(self.folder)
+
+
+@dataclass(eq=False)
+class Attempt:
+    """One attempt to build an output: lease held and renewed, status RUNNING.
+
+    It ends exactly once, by :meth:`commit` or :meth:`fail`; :meth:`abandon` belongs on every way
+    out. Safe to end from another thread.
+    """
+
+    step: StepLike
+    folder: Folder
+    result: Any = None
+    """What the function returned."""
+    _lease: HeldLease = field(kw_only=True)
+    _started: float = field(default_factory=time.monotonic)
+    _mutex: threading.RLock = field(default_factory=threading.RLock)
+    _ended: bool = False
+
+    @property
+    def duration_s(self) -> float:
+        """Seconds since the attempt began."""
+        return time.monotonic() - self._started
+
+    def commit(self) -> ArtifactRecord | None:
+        """Finish: write the record, make sure that the lease still holds, write SUCCESS.
+
+        Returns:
+            The record written; None when the function writes its own.
+
+        Raises:
+            LeaseLostError: another worker took over; neither its lock nor its status is touched.
+            ResultError: a record cannot hold the result.
+            RecordError: the function should have written a record and did not.
+            StoreError: the store refused.
+
+        After any of these the attempt has failed.
+        """
+        with self._mutex:
+            if self._ended:
+                raise LeaseLostError(
+                    f"step {self.step.name_with_hash}: this attempt has already ended; its output "
+                    f"{self.folder.url} is not marked as finished."
+                )
+            try:
+                record = None if self.step.writes_record else step_record(self.step, self.result)
+                # Before the record, too: a new owner's record is not ours to overwrite.
+                self._lease.check()
+                if record is not None:
+                    write_record(self.folder, record)
+                elif self.folder.read(RECORD_FILE) is None:
+                    raise RecordError(
+                        f"step {self.step.name_with_hash} states writes_record but left no "
+                        f"{RECORD_FILE} in {self.folder.url}. Write it in the step's function."
+                    )
+                self._lease.check()
+                write_status(self.folder, Status.SUCCESS)
+            except BaseException:
+                self.fail()
+                raise
+            self._end()
+            return record
+
+    def fail(self) -> None:
+        """Mark the attempt as failed and give the lease back. Raises nothing for a broken store:
+        the status then stays RUNNING without a lease, which the next worker takes over."""
+        with self._mutex:
+            if self._ended:
+                return
+            try:
+                self._lease.check()
+                write_status(self.folder, Status.FAILED)
+            except LeaseLostError as error:
+                logger.error("step %s: %s", self.step.name_with_hash, error)
+            except Exception:
+                logger.exception("could not mark %s as failed", self.folder.url)
+            finally:
+                self._end()
+
+    def abandon(self) -> None:
+        """Fail unless the attempt has been committed or has failed."""
+        self.fail()
+
+    def _end(self) -> None:
+        self._ended = True
+        try:
+            self._lease.release()
+        except Exception:
+            logger.exception("could not release the lease on %s; it runs out", self.folder.url)
+
+
+@dataclass(frozen=True)
+class StepCache:
+    """Status, lease and record of outputs on any fsspec filesystem."""
+
+    timing: LeaseTiming = field(default_factory=LeaseTiming)
+    """How long leases live."""
+
+    def look_up(self, step: StepLike) -> LookUp:
+        """What the store says about a step's output. Reads only.
+
+        A ``dev`` version is never a hit.
+
+        Raises:
+            StoreError: the store refused.
+        """
+        folder = Folder.at(step.output_path)
+        match read_status(folder):
+            case Status.SUCCESS if not is_mutable(step):
+                return LookUp(CacheState.HIT)
+            case Status.FAILED | Status.DEP_FAILED:
+                return LookUp(CacheState.FAILED)
+            case Status.RUNNING:
+                lease = lock_for(folder, self.timing).read()
+                if lease is not None and LeaseWatch(self.timing).is_live(lease):
+                    return LookUp(CacheState.RUNNING, owner=lease.worker_id)
+        return LookUp(CacheState.MISS)
+
+    def look_up_many(self, steps: Iterable[StepLike]) -> dict[str, LookUp]:
+        """:meth:`look_up` of many steps, 32 at a time, by output path.
+
+        Raises:
+            StoreError: the store refused.
+        """
+        return _many(self.look_up, {step.output_path: step for step in steps})
+
+    def begin(
+        self,
+        step: StepLike,
+        *,
+        force: bool = False,
+        retry_failed: bool = True,
+        hit_expected: bool = False,
+        wait: Callable[[float], Any] = time.sleep,
+    ) -> Hit | Attempt:
+        """Serve the step's output, or get hold of it to build it.
+
+        Waits while a live worker holds the output, and serves what that worker finishes. An output
+        that is RUNNING without a live lease is taken over at once. The status is read again once
+        the lease is won. Nothing is written before all dependencies are known to be finished.
+
+        Args:
+            step: the step.
+            force: build even when the output is finished.
+            retry_failed: build again when the last attempt failed.
+            hit_expected: the output was seen finished and its inputs were pruned; fail rather than
+                build without them.
+            wait: waits for some seconds; may raise to stop waiting for another worker.
+
+        Raises:
+            StepNameError: the step's name or path cannot be a folder of a store.
+            PreviousAttemptFailedError: the last attempt failed and ``retry_failed`` is off.
+            StepWithoutFunctionError: nothing is cached and the step has no function.
+            DependencyNotBuiltError: an output that the step reads is not finished.
+            OutputVanishedError: ``hit_expected``, and it is not.
+            StoreError: the store refused.
+        """
+        check_step_path(step.name, step.output_path)
+        folder = Folder.at(step.output_path)
+        lock = lock_for(folder, self.timing)
+        watch = LeaseWatch(self.timing)
+        rebuild = force or is_mutable(step)
+        logged_at = float("-inf")
+        checked = False
+        while True:
+            status = read_status(folder)
+            if status is Status.SUCCESS and not rebuild:
+                return Hit(step, folder)
+            _check_may_build(step, status, retry_failed=retry_failed, hit_expected=hit_expected)
+            if not checked:
+                _check_dependencies(step)
+                checked = True
+            lease = lock.read()
+            if watch.is_live(lease):
+                if time.monotonic() - logged_at > _WAIT_LOG_INTERVAL_S:
+                    logged_at = time.monotonic()
+                    owner = lease.worker_id if lease else "another worker"
+                    logger.info(
+                        "step %s waits: %s is building %s", step.name_with_hash, owner, folder.url
+                    )
+                wait(self.timing.poll_s)
+                continue
+            attempt = self._acquire(step, folder, lock, watch)
+            if attempt is None:
+                continue
+            try:
+                if read_status(folder) is Status.SUCCESS and not rebuild:
+                    attempt._end()
+                    return Hit(step, folder)
+                write_info(folder, step)
+                write_status(folder, Status.RUNNING)
+            except BaseException:
+                attempt.fail()
+                raise
+            return attempt
+
+    def _acquire(
+        self, step: StepLike, folder: Folder, lock: Lock, watch: LeaseWatch
+    ) -> Attempt | None:
+        worker_id = new_worker_id()
+        if not lock.acquire(worker_id, watch):
+            return None
+        lease = HeldLease(lock, worker_id, self.timing)
+        keeper.hold(lease)
+        return Attempt(step, folder, _lease=lease)
+
+
+def _check_may_build(
+    step: StepLike, status: Status | None, *, retry_failed: bool, hit_expected: bool
+) -> None:
+    where = f"step {step.name_with_hash} ({step.output_path})"
+    if hit_expected:
+        raise OutputVanishedError(
+            f"{where}: its output was finished when this run began, so its inputs were left alone; "
+            f"now its status is {status or 'missing'}. Run again to rebuild it with its inputs."
+        )
+    if status in (Status.FAILED, Status.DEP_FAILED) and not retry_failed:
+        raise PreviousAttemptFailedError(
+            f"{where}: its last attempt failed. Set retry_failed to run it again, or delete "
+            "its .executor_status."
+        )
+    if step.fn is None:
+        raise StepWithoutFunctionError(
+            f"{where}: has no finished output and no function to build it. Put the data with its "
+            "status there, or give the step a function."
+        )
+
+
+def _check_dependencies(step: StepLike) -> None:
+    dependencies = {dep.output_path: dep for dep in step.deps}
+    found = _many(lambda dep: read_status(Folder.at(dep.output_path)), dependencies)
+    missing = [
+        f"{dependencies[path].name_with_hash} ({path}: {status or 'nothing there'})"
+        for path, status in found.items()
+        if status is not Status.SUCCESS
+    ]
+    if missing:
+        raise DependencyNotBuiltError(
+            f"step {step.name_with_hash} ({step.output_path}) reads outputs that are not finished: "
+            f"{', '.join(missing)}. Select these steps, too, or build them first."
+        )
+
+
+def _many(look: Callable[[StepLike], T], steps: Mapping[str, StepLike]) -> dict[str, T]:
+    if not steps:
+        return {}
+    if len(steps) == 1:
+        return {path: look(step) for path, step in steps.items()}
+    with ThreadPoolExecutor(min(LOOK_UP_WIDTH, len(steps)), "marin-look-up") as pool:
+        return dict(zip(steps, pool.map(look, steps.values()), strict=True))

@@ -1,0 +1,116 @@
+"""One thread that renews every lease of this process."""
+
+import logging
+import os
+import threading
+import time
+from dataclasses import dataclass, field
+
+from marin_dagster.cache.lease import LeaseTiming, Lock
+from marin_dagster.errors import LeaseLostError
+
+logger = logging.getLogger(__name__)
+
+_FIRST_RETRY_S = 1.0
+
+
+@dataclass(eq=False)
+class HeldLease:
+    """A lease that this process holds, renewed in the background until released."""
+
+    lock: Lock
+    worker_id: str
+    timing: LeaseTiming
+    lost: LeaseLostError | None = None
+    """Set once another worker was seen to hold it."""
+    _due: float = 0.0
+    _retry_s: float = _FIRST_RETRY_S
+    _mutex: threading.Lock = field(default_factory=threading.Lock)
+
+    def check(self) -> None:
+        """Make sure that the lease is still this worker's, by the store.
+
+        Raises:
+            LeaseLostError: it is not.
+        """
+        with self._mutex:
+            if self.lost is None:
+                try:
+                    self.lock.refresh(self.worker_id)
+                except LeaseLostError as error:
+                    self.lost = error
+            if self.lost is not None:
+                raise self.lost
+
+    def release(self) -> None:
+        """Stop renewing and give the lease back; a foreign lock stays."""
+        keeper.drop(self)
+        with self._mutex:
+            self.lock.release(self.worker_id)
+
+    def renew(self, now: float) -> None:
+        """Renew once and set when to do so again; called by the keeper."""
+        try:
+            self.check()
+        except LeaseLostError as error:
+            logger.error("%s", error)
+            self._due = float("inf")
+        except Exception as error:
+            pause = min(self._retry_s, self.timing.refresh_s)
+            logger.warning("could not renew a lease, next try in %.1f s: %s", pause, error)
+            self._due = now + pause
+            self._retry_s *= 2
+        else:
+            self._due = now + self.timing.refresh_s
+            self._retry_s = _FIRST_RETRY_S
+
+
+class LeaseKeeper:
+    """Renews leases in one daemon thread, which lives only while there is something to renew."""
+
+    def __init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
+        """Start anew, with no lease and no thread."""
+        self._changed = threading.Condition()
+        self._held: set[HeldLease] = set()
+        self._thread: threading.Thread | None = None
+
+    def hold(self, lease: HeldLease) -> None:
+        """Renew ``lease`` every ``refresh_s`` from now on."""
+        with self._changed:
+            lease._due = time.monotonic() + lease.timing.refresh_s
+            self._held.add(lease)
+            if self._thread is None:
+                self._thread = threading.Thread(
+                    target=self._run, name="marin-lease-keeper", daemon=True
+                )
+                self._thread.start()
+            self._changed.notify()
+
+    def drop(self, lease: HeldLease) -> None:
+        """Renew ``lease`` no more."""
+        with self._changed:
+            self._held.discard(lease)
+            self._changed.notify()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                if not self._held:
+                    self._thread = None
+                    return
+                lease = min(self._held, key=lambda held: held._due)
+                pause = lease._due - time.monotonic()
+                if pause > 0:
+                    self._changed.wait(min(pause, threading.TIMEOUT_MAX))
+                    continue
+            lease.renew(time.monotonic())
+
+
+keeper = LeaseKeeper()
+"""The keeper of this process."""
+
+# After a fork the thread and the leases stay with the parent; the child starts with none.
+os.register_at_fork(after_in_child=keeper.forget)

@@ -1,0 +1,256 @@
+"""The lock file ``.executor_status.lock``: a lease that its holder renews.
+
+The file is Marin's: JSON with exactly ``worker_id`` and ``timestamp``. On local disk every change
+happens under ``flock`` on the file itself, as Marin does; elsewhere a worker writes, waits until
+writes have settled, and reads back who won.
+"""
+
+import fcntl
+import json
+import os
+import socket
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from marin_dagster.cache.store import Folder
+from marin_dagster.errors import LeaseLostError, StoreError
+
+LOCK_FILE = ".executor_status.lock"
+
+
+@dataclass(frozen=True)
+class LeaseTiming:
+    """How long leases live. Every worker on a store must agree; the defaults are Marin's."""
+
+    refresh_s: float = 30.0
+    """Seconds between renewals by the holder."""
+    stale_s: float = 90.0
+    """Seconds without renewal after which others may take over."""
+    settle_s: float = 0.1
+    """Seconds between writing and reading back on stores without conditional writes."""
+    poll_s: float = 1.0
+    """Seconds between looks while another worker holds the lease."""
+
+
+@dataclass(frozen=True)
+class Lease:
+    """What a lock file says."""
+
+    worker_id: str
+    """Who holds it."""
+    timestamp: float
+    """When it was last renewed, in seconds since the epoch by the holder's clock."""
+
+
+UNREADABLE = "an unreadable lock file"
+
+
+def new_worker_id() -> str:
+    """An id for one attempt: host, process and 8 random hex digits.
+
+    Marin's host and thread id is the same in forked processes; two holders must never look alike.
+    """
+    return f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+
+
+def parse_lease(content: bytes | None) -> Lease | None:
+    """The lease in a lock file; None without one. An empty file is no lock, as in Marin.
+
+    Unreadable content counts as held by someone unknown until it has stood unchanged for as long
+    as a lease lives: a foreign file must not stop everyone for ever, nor be trampled at once.
+    """
+    if not content or not content.strip():
+        return None
+    try:
+        fields = json.loads(content)
+        return Lease(worker_id=str(fields["worker_id"]), timestamp=float(fields["timestamp"]))
+    except (ValueError, TypeError, KeyError):
+        return Lease(worker_id=UNREADABLE, timestamp=float("inf"))
+
+
+def format_lease(lease: Lease) -> bytes:
+    """The lock file's content, with exactly the keys that Marin's reader accepts."""
+    return json.dumps({"worker_id": lease.worker_id, "timestamp": lease.timestamp}).encode()
+
+
+@dataclass
+class LeaseWatch:
+    """One reader's view of another worker's lease, to tell a live holder from a dead one.
+
+    A lease is stale when its timestamp is older than ``stale_s``, as in Marin, unless this reader
+    has seen it renewed in that time (the clocks disagree). A timestamp from the future says
+    nothing: such a lease is stale once this reader has seen it unchanged for ``stale_s``.
+    """
+
+    timing: LeaseTiming
+    _seen: Lease | None = None
+    _seen_at: float = field(default_factory=time.monotonic)
+    _renewed: bool = False
+
+    def is_live(self, lease: Lease | None) -> bool:
+        """Whether ``lease``, just read, is held by a live worker."""
+        now = time.monotonic()
+        if lease != self._seen:
+            same_holder = lease and self._seen and lease.worker_id == self._seen.worker_id
+            self._renewed = bool(same_holder)
+            self._seen, self._seen_at = lease, now
+        if lease is None or now - self._seen_at > self.timing.stale_s:
+            return False
+        return self._renewed or time.time() - lease.timestamp <= self.timing.stale_s
+
+
+class Lock(Protocol):
+    """The lock file of one output on one kind of store."""
+
+    def read(self) -> Lease | None:
+        """Who holds the lock, if anyone."""
+        ...
+
+    def acquire(self, worker_id: str, watch: LeaseWatch) -> bool:
+        """Take the lock unless a live worker holds it."""
+        ...
+
+    def refresh(self, worker_id: str) -> None:
+        """Renew the lease. Raises ``LeaseLostError`` when it is not this worker's any more."""
+        ...
+
+    def release(self, worker_id: str) -> None:
+        """Give the lock back if it is this worker's; a foreign lock stays."""
+        ...
+
+
+@dataclass(frozen=True)
+class LocalLock:
+    """The lock file on local disk, changed under ``flock``."""
+
+    folder: Folder
+
+    @property
+    def path(self) -> str:
+        """Path of the lock file."""
+        return self.folder.file(LOCK_FILE)
+
+    def read(self) -> Lease | None:
+        try:
+            with open(self.path, "rb") as file:
+                fcntl.flock(file, fcntl.LOCK_SH)
+                return parse_lease(file.read())
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise StoreError(f"the store refused to read {self.path}: {error}") from error
+
+    def acquire(self, worker_id: str, watch: LeaseWatch) -> bool:
+        try:
+            os.makedirs(os.path.dirname(self.path), exist_ok=True)
+            with self._exclusive(os.O_RDWR | os.O_CREAT) as descriptor:
+                if watch.is_live(_read_descriptor(descriptor)):
+                    return False
+                _write_descriptor(descriptor, Lease(worker_id, time.time()))
+                return True
+        except OSError as error:
+            raise StoreError(f"the store refused to lock {self.path}: {error}") from error
+
+    def refresh(self, worker_id: str) -> None:
+        try:
+            with self._exclusive(os.O_RDWR) as descriptor:
+                _require_own(_read_descriptor(descriptor), worker_id, self.path)
+                _write_descriptor(descriptor, Lease(worker_id, time.time()))
+        except FileNotFoundError:
+            _require_own(None, worker_id, self.path)
+
+    def release(self, worker_id: str) -> None:
+        try:
+            with self._exclusive(os.O_RDWR) as descriptor:
+                lease = _read_descriptor(descriptor)
+                if lease is not None and lease.worker_id == worker_id:
+                    # The content stays in the removed file: a peer that was waiting for the flock
+                    # finds a fresh lease in it and looks again, instead of locking a file that no
+                    # longer has a name.
+                    os.unlink(self.path)
+        except FileNotFoundError:
+            return
+
+    @contextmanager
+    def _exclusive(self, flags: int) -> Iterator[int]:
+        while True:
+            descriptor = os.open(self.path, flags, 0o666)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+                if _is_at(descriptor, self.path):
+                    yield descriptor
+                    return
+            finally:
+                os.close(descriptor)
+
+
+@dataclass(frozen=True)
+class SettledLock:
+    """The lock file on a store without conditional writes: write, settle, read back.
+
+    Two workers that write within the settle time see the same winner; a store that takes longer
+    than that to settle needs a longer ``settle_s``.
+    """
+
+    folder: Folder
+    timing: LeaseTiming
+
+    def read(self) -> Lease | None:
+        return parse_lease(self.folder.read(LOCK_FILE))
+
+    def acquire(self, worker_id: str, watch: LeaseWatch) -> bool:
+        if watch.is_live(self.read()):
+            return False
+        self.folder.make()
+        self._write(worker_id)
+        time.sleep(self.timing.settle_s)
+        lease = self.read()
+        return lease is not None and lease.worker_id == worker_id
+
+    def refresh(self, worker_id: str) -> None:
+        _require_own(self.read(), worker_id, self.folder.url)
+        self._write(worker_id)
+
+    def release(self, worker_id: str) -> None:
+        lease = self.read()
+        if lease is not None and lease.worker_id == worker_id:
+            self.folder.delete(LOCK_FILE)
+
+    def _write(self, worker_id: str) -> None:
+        self.folder.write(LOCK_FILE, format_lease(Lease(worker_id, time.time())))
+
+
+def lock_for(folder: Folder, timing: LeaseTiming) -> Lock:
+    """The lock of an output, by what its store can do."""
+    return LocalLock(folder) if folder.is_local else SettledLock(folder, timing)
+
+
+def _require_own(lease: Lease | None, worker_id: str, path: str) -> None:
+    if lease is None or lease.worker_id != worker_id:
+        holder = "nobody (the lock file is gone)" if lease is None else lease.worker_id
+        raise LeaseLostError(
+            f"lost the lease on {path}: it is held by {holder}, this worker is {worker_id}. "
+            "Another worker took the output over; look at its result instead of this one."
+        )
+
+
+def _is_at(descriptor: int, path: str) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), os.stat(path))
+    except FileNotFoundError:
+        return False
+
+
+def _read_descriptor(descriptor: int) -> Lease | None:
+    return parse_lease(os.pread(descriptor, 4096, 0))
+
+
+def _write_descriptor(descriptor: int, lease: Lease) -> None:
+    # Over the old content, then cut: truncating first would leave no lock at all on a full disk.
+    data = format_lease(lease)
+    os.pwrite(descriptor, data, 0)
+    os.ftruncate(descriptor, len(data))

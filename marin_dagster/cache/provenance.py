@@ -1,0 +1,96 @@
+"""Who built an output, from which commit, when and with which command line."""
+
+import dataclasses
+import functools
+import getpass
+import json
+import os
+import subprocess
+import sys
+import threading
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+PROVENANCE_VARIABLE = "MARIN_PROVENANCE"
+"""Environment variable with a launch's provenance as JSON, which Marin sets in remote jobs."""
+
+_GIT_TIMEOUT_S = 30
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """Where an output comes from, with Marin's fields. Unknown git facts are empty."""
+
+    tree_hash: str = ""
+    """Short git hash of the tracked content of the working tree."""
+    base_commit: str = ""
+    """Short hash of the commit that the tree was built from."""
+    dirty: bool = False
+    """Whether anything was uncommitted or untracked."""
+    branch: str | None = None
+    """Branch, or None for a detached head."""
+    built_by: str | None = None
+    """User that ran the build."""
+    git_remote: str | None = None
+    """URL of ``origin``."""
+    created_at: str = ""
+    """When the launch was captured, ISO 8601, local time."""
+    command_line: tuple[str, ...] = ()
+    """Command line of the launching process."""
+
+
+_capture_once = functools.cache(lambda: _from_environment() or _from_git())
+_capturing = threading.Lock()
+
+
+def launch_provenance() -> Provenance:
+    """This process's provenance: what ``MARIN_PROVENANCE`` says, else git's; asked once.
+
+    Never raises: outside a checkout, or without git, the git fields stay empty.
+    """
+    # Two `git stash create` at once would fight for the index lock.
+    with _capturing:
+        return _capture_once()
+
+
+def _from_environment() -> Provenance | None:
+    try:
+        fields = json.loads(os.environ[PROVENANCE_VARIABLE])
+        known = {field.name for field in dataclasses.fields(Provenance)}
+        fields = {name: value for name, value in fields.items() if name in known}
+        return Provenance(**fields | {"command_line": tuple(fields.get("command_line", ()))})
+    except (KeyError, ValueError, TypeError, AttributeError):
+        return None
+
+
+def _from_git() -> Provenance:
+    # `git stash create` writes the tracked changes as a commit nobody points to; its tree is the
+    # content that runs, whether committed or not. Nothing is stashed away.
+    content = _git("stash", "create") or "HEAD"
+    return Provenance(
+        tree_hash=_git("rev-parse", "--short", f"{content}^{{tree}}"),
+        base_commit=_git("rev-parse", "--short", "HEAD"),
+        dirty=bool(_git("status", "--porcelain", "--untracked-files=all")),
+        branch=_git("symbolic-ref", "--short", "-q", "HEAD") or None,
+        built_by=_user(),
+        git_remote=_git("remote", "get-url", "origin") or None,
+        created_at=datetime.now().isoformat(),
+        command_line=tuple(sys.argv),
+    )
+
+
+def _git(*arguments: str) -> str:
+    settings: dict[str, Any] = {"capture_output": True, "text": True, "timeout": _GIT_TIMEOUT_S}
+    try:
+        done = subprocess.run(["git", *arguments], check=False, **settings)
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""
+
+
+def _user() -> str | None:
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError):
+        return None

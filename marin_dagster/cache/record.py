@@ -1,0 +1,211 @@
+"""The record ``.artifact.json``: what was built, from what, by whom, and what it returned.
+
+The fields and both older forms are Marin's: a bare payload without record fields becomes the
+``result``, and a genuine old ``.executor_info`` stands in for a missing record. The
+``.executor_info`` that a scheduler writes before a step runs is never read as a record.
+"""
+
+import json
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, Field, ValidationError
+from pydantic_core import to_jsonable_python
+
+from marin_dagster.cache.provenance import Provenance, launch_provenance
+from marin_dagster.cache.store import Folder
+from marin_dagster.errors import OutputNotReadyError, RecordError, ResultError
+from marin_dagster.steps.attributes import json_fault
+from marin_dagster.steps.paths import join
+from marin_dagster.steps.protocol import StepLike
+
+RECORD_FILE = ".artifact.json"
+INFO_FILE = ".executor_info"
+
+_SCHEDULER_INFO = "step_runner"
+"""``executor_version`` of the ``.executor_info`` that a scheduler writes, ours and Marin's."""
+
+M = TypeVar("M", bound=BaseModel)
+
+
+class ArtifactRecord(BaseModel):
+    """The record of one output, as Marin reads and writes it."""
+
+    name: str = ""
+    version: str = ""
+    fingerprint: str = ""
+    result_type: str = ""
+    output_path: str = ""
+    deps: list[str] = Field(default_factory=list)
+    """Identities of the dependencies: ``name_hash``, or ``name@version`` of lazy artifacts."""
+    dep_paths: list[str] = Field(default_factory=list)
+    """Where the dependencies lie, in the same order."""
+    config: dict[str, Any] | None = None
+    """The step's attributes."""
+    source: str | None = None
+    """For adopted data, where it really lies."""
+    result: dict[str, Any] | None = None
+    """What the function returned."""
+    fingerprint_payload: str | None = None
+    provenance: Provenance | None = None
+
+    def typed_result(self, model: type[M], *, where: str) -> M:
+        """``result`` validated as a pydantic model.
+
+        Args:
+            model: what to validate as.
+            where: step and path, for the error.
+
+        Raises:
+            OutputNotReadyError: the record has no result, or one that does not fit the model.
+        """
+        if self.result is None:
+            raise OutputNotReadyError(
+                f"{where}: its record has no result to load as {model.__name__}. Let the step's "
+                "function return it, and rebuild."
+            )
+        try:
+            # The context is what Marin's own types look for when they are loaded from a record.
+            return model.model_validate(self.result, context={"artifact_load": True})
+        except ValidationError as error:
+            raise OutputNotReadyError(
+                f"{where}: the recorded result is no {model.__name__}: {error}"
+            ) from error
+
+
+_IDENTITY_FIELDS = ("name", "fingerprint", "result_type", "result")
+
+
+def read_record(folder: Folder) -> ArtifactRecord | None:
+    """The record of an output, in its own or an older form; None when it has none.
+
+    Raises:
+        RecordError: there is one, but it cannot be read.
+        StoreError: the store refused.
+    """
+    content = folder.read(RECORD_FILE)
+    if content is not None:
+        return _parse_record(_parse_object(content, folder, RECORD_FILE), folder)
+    content = folder.read(INFO_FILE)
+    if content is not None:
+        return _parse_info(_parse_object(content, folder, INFO_FILE))
+    return None
+
+
+def write_record(folder: Folder, record: ArtifactRecord) -> None:
+    """Write the record of an output.
+
+    Raises:
+        StoreError: the store refused; an earlier record stands.
+    """
+    folder.write(RECORD_FILE, record.model_dump_json(indent=2).encode())
+
+
+def step_record(step: StepLike, result: Any) -> ArtifactRecord:
+    """The record of a step that has just returned ``result``.
+
+    Raises:
+        ResultError: a record cannot hold the result.
+    """
+    return ArtifactRecord(
+        name=step.name,
+        output_path=step.output_path,
+        deps=list(step.dep_names),
+        dep_paths=list(step.dep_paths),
+        config=json.loads(json.dumps(dict(step.hash_attrs))),
+        result=result_payload(step, result),
+        fingerprint_payload=step.fingerprint_payload,
+        provenance=launch_provenance(),
+    )
+
+
+def result_payload(step: StepLike, result: Any) -> dict[str, Any] | None:
+    """What a record keeps of a function's return value, as JSON.
+
+    Dictionaries, dataclasses and pydantic models are kept, as in Marin; numbers of numpy and other
+    array libraries inside them become plain numbers.
+
+    Raises:
+        ResultError: the value is something else, or holds something that JSON cannot.
+    """
+    if result is None:
+        return None
+    try:
+        payload = to_jsonable_python(result, fallback=_plain_number)
+    except (ValueError, TypeError, RecursionError) as error:
+        fault = json_fault(result, "result") or f"result: {error}"
+        raise _result_error(step, fault) from error
+    if not isinstance(payload, dict):
+        raise _result_error(step, f"it returned {result!r:.80}, a {type(result).__name__}")
+    return payload
+
+
+def write_info(folder: Folder, step: StepLike) -> None:
+    """Write ``.executor_info`` as Marin's scheduler does; an existing one is never overwritten."""
+    if folder.read(INFO_FILE) is not None:
+        return
+    info: Mapping[str, Any] = {
+        "executor_version": _SCHEDULER_INFO,
+        "name": step.name,
+        "fn_name": str(step.fn),
+        "config": dict(step.hash_attrs),
+        "description": None,
+        "override_output_path": step.override_output_path,
+        "version": {},
+        "dependencies": list(step.dep_paths),
+        "output_path": step.output_path,
+    }
+    folder.write(INFO_FILE, json.dumps(info, indent=2).encode())
+
+
+def _parse_object(content: bytes, folder: Folder, name: str) -> dict[str, Any]:
+    try:
+        document = json.loads(content)
+        if not isinstance(document, dict):
+            raise ValueError(f"it holds a {type(document).__name__}, not an object")
+    except ValueError as error:
+        raise _unreadable(folder, name, error) from error
+    return document
+
+
+def _parse_record(document: dict[str, Any], folder: Folder) -> ArtifactRecord:
+    try:
+        record = ArtifactRecord.model_validate(document)
+    except ValidationError as error:
+        raise _unreadable(folder, RECORD_FILE, error) from error
+    bare = not any(getattr(record, name) for name in _IDENTITY_FIELDS)
+    if bare and document.keys() - ArtifactRecord.model_fields.keys():
+        return ArtifactRecord(result=document)
+    return record
+
+
+def _parse_info(info: dict[str, Any]) -> ArtifactRecord | None:
+    if info.get("executor_version") == _SCHEDULER_INFO:
+        return None
+    return ArtifactRecord(
+        name=info.get("name") or "",
+        config=info.get("config"),
+        output_path=info.get("output_path") or "",
+        deps=list(info.get("dependencies") or []),
+    )
+
+
+def _unreadable(folder: Folder, name: str, error: Exception) -> RecordError:
+    return RecordError(
+        f"the record {join(folder.url, name)} cannot be read: {error}. Restore it, or delete the "
+        f"output's .executor_status and run the step again."
+    )
+
+
+def _result_error(step: StepLike, fault: str) -> ResultError:
+    return ResultError(
+        f"step {step.name_with_hash}: {fault}. A record holds JSON: return None, a dictionary, a "
+        "dataclass or a pydantic model, and write everything else to a file in "
+        f"{step.output_path}."
+    )
+
+
+def _plain_number(value: Any) -> Any:
+    if getattr(value, "shape", None) == () and callable(getattr(value, "item", None)):
+        return value.item()
+    raise TypeError(f"{value!r:.80} is a {type(value).__name__}")

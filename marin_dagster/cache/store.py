@@ -1,0 +1,124 @@
+"""Small files of the cache on any fsspec filesystem: whole reads, whole writes, no caches.
+
+The one place that opens a filesystem. ``use_listings_cache=False`` and whole-object reads make
+another process's write visible at once (fsspec/s3fs#851).
+"""
+
+import os
+import uuid
+from dataclasses import dataclass
+from typing import Any
+
+import fsspec
+from fsspec.implementations.local import LocalFileSystem
+
+from marin_dagster.errors import StoreError
+from marin_dagster.steps.paths import join
+
+
+@dataclass(frozen=True)
+class Folder:
+    """An output path on its filesystem."""
+
+    url: str
+    """The path as the step states it."""
+    fs: Any
+    """The filesystem that serves it."""
+    path: str
+    """The path as the filesystem knows it."""
+
+    @classmethod
+    def at(cls, url: str) -> "Folder":
+        """Open the filesystem of ``url``; touches nothing in the store.
+
+        Raises:
+            StoreError: no filesystem serves the URL's scheme, or its package is not installed.
+        """
+        try:
+            fs, path = fsspec.core.url_to_fs(url, use_listings_cache=False)
+        except (ImportError, ValueError) as error:
+            raise StoreError(f"no filesystem for {url}: {error}") from error
+        return cls(url=url, fs=fs, path=path)
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the folder is on this machine's file system."""
+        return isinstance(self.fs, LocalFileSystem)
+
+    def file(self, name: str) -> str:
+        """Path of a file directly in the folder, as the filesystem knows it."""
+        return f"{self.path.rstrip('/')}/{name}"
+
+    def read(self, name: str) -> bytes | None:
+        """The whole file, or None when there is none.
+
+        Raises:
+            StoreError: the store refused.
+        """
+        try:
+            return bytes(self.fs.cat_file(self.file(name)))
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise self._refused("read", name, error) from error
+
+    def write(self, name: str, data: bytes) -> None:
+        """Replace the whole file; readers see the old content or the new, never a part.
+
+        Raises:
+            StoreError: the store refused; what was there is still there.
+        """
+        try:
+            if self.is_local:
+                self._write_local(self.file(name), data)
+            else:
+                self.fs.pipe_file(self.file(name), data)
+        except OSError as error:
+            raise self._refused("write", name, error) from error
+
+    def delete(self, name: str) -> None:
+        """Remove the file; no error when there is none."""
+        try:
+            self.fs.rm_file(self.file(name))
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise self._refused("delete", name, error) from error
+
+    def make(self) -> None:
+        """Create the folder where folders exist; object stores have none to create."""
+        if not self.is_local and self.fs.protocol in ("s3", ("s3", "s3a"), "gs", ("gs", "gcs")):
+            return
+        try:
+            self.fs.makedirs(self.path, exist_ok=True)
+        except OSError as error:
+            raise self._refused("create", "", error) from error
+
+    def measure(self) -> tuple[int, int]:
+        """``(files, bytes)`` of the output, without the cache's own dotted files beside it."""
+        listed = self.fs.find(self.path, detail=True)
+        prefix = self.path.rstrip("/") + "/"
+        sizes = [
+            info["size"] or 0
+            for path, info in listed.items()
+            if not path.removeprefix(prefix).startswith(".")
+        ]
+        return len(sizes), sum(sizes)
+
+    def _write_local(self, path: str, data: bytes) -> None:
+        # Beside the target, so that the rename stays within one file system; dotted, so that no
+        # reader of the output takes it for data.
+        temporary = f"{path}.{uuid.uuid4().hex[:8]}.tmp"
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        try:
+            with open(temporary, "xb") as file:
+                file.write(data)
+            os.replace(temporary, path)
+        except BaseException:
+            if os.path.exists(temporary):
+                os.unlink(temporary)
+            raise
+
+    def _refused(self, verb: str, name: str, error: OSError) -> StoreError:
+        where = join(self.url, name) if name else self.url
+        return StoreError(f"the store refused to {verb} {where}: {error}")

@@ -1,0 +1,79 @@
+"""``StepControl``: what an executor tells the step that runs in the current context.
+
+An executor that knows about the cache sets one for each step; under any other executor a step runs
+with the defaults. It also is the executor's handle on the step: its open attempts, and a way to
+interrupt its function.
+"""
+
+import contextvars
+import ctypes
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import dagster as dg
+
+from marin_dagster.cache import Attempt
+
+
+@dataclass(eq=False)
+class StepControl:
+    """One step's run, as its executor sees it."""
+
+    force: bool = False
+    """Build even when the output is finished."""
+    retry_failed: bool = True
+    """Build again when the last attempt failed."""
+    hit_expected: bool = False
+    """The output was seen finished and its inputs were pruned: serve it or fail."""
+    attempts: list[Attempt] = field(default_factory=list)
+    """Attempts that the step has begun; the executor abandons what is still open at the end."""
+    _stop: threading.Event = field(default_factory=threading.Event)
+    _mutex: threading.Lock = field(default_factory=threading.Lock)
+    _in_user_code: int | None = None
+
+    def wait(self, seconds: float) -> None:
+        """Wait, or stop waiting with ``DagsterExecutionInterruptedError`` when interrupted."""
+        if self._stop.wait(seconds):
+            raise dg.DagsterExecutionInterruptedError
+
+    @contextmanager
+    def user_code(self) -> Iterator[None]:
+        """Mark the time in which :meth:`interrupt` may raise into this thread.
+
+        Nothing of the cache happens in it, so that no lease or file is left half-way.
+        """
+        self.wait(0)
+        with self._mutex:
+            self._in_user_code = threading.get_ident()
+        try:
+            yield
+        finally:
+            with self._mutex:
+                thread, self._in_user_code = self._in_user_code, None
+            if self._stop.is_set() and thread is not None:
+                # Raised already, or about to be: it must not go off later, outside user code.
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), None)
+        self.wait(0)
+
+    def interrupt(self) -> None:
+        """Stop the step: raise ``DagsterExecutionInterruptedError`` in its function, once.
+
+        A function that is in C code raises when it returns to Python.
+        """
+        with self._mutex:
+            if self._stop.is_set():
+                return
+            self._stop.set()
+            if self._in_user_code is not None:
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(
+                    ctypes.c_ulong(self._in_user_code),
+                    ctypes.py_object(dg.DagsterExecutionInterruptedError),
+                )
+
+
+step_control: contextvars.ContextVar[StepControl | None] = contextvars.ContextVar(
+    "marin_dagster_step_control", default=None
+)
+"""The control of the step that runs in this context; None under executors that set none."""

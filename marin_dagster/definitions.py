@@ -1,0 +1,86 @@
+"""``build_definitions``: everything a code location needs, from steps alone."""
+
+from functools import cache
+
+import dagster as dg
+
+from marin_dagster._compat import cached_method
+from marin_dagster.assets import DEFAULT_IO_MANAGER_KEY, Steps, build_marin_assets
+from marin_dagster.executor import executor_with_default
+from marin_dagster.io_manager import MarinIOManager
+from marin_dagster.translator import DagsterMarinTranslator
+
+
+class MarinDefinitions(dg.Definitions):
+    """Definitions that run everything with our job's executor, yet merge with any other.
+
+    ``Definitions.merge`` refuses two executors. So the ``executor`` field stays empty: loaded by
+    itself, this code location defaults to the executor of its job; merged, the others' executor is
+    the default, and our job keeps ours.
+    """
+
+    @cached_method
+    def get_repository_def(self) -> dg.RepositoryDefinition:
+        """The repository, with the executor of the first job as its default."""
+        job = next(iter(self.jobs or ()), None)
+        return dg.Definitions(
+            assets=self.assets,
+            schedules=self.schedules,
+            sensors=self.sensors,
+            jobs=self.jobs,
+            resources=self.resources,
+            executor=getattr(job, "executor_def", None),
+            loggers=self.loggers,
+            asset_checks=self.asset_checks,
+            metadata=self.metadata,
+            component_tree=self.component_tree,
+        ).get_repository_def()
+
+
+def build_definitions(
+    steps: Steps,
+    *,
+    max_concurrent: int = 8,
+    translator: DagsterMarinTranslator | None = None,
+    executor: dg.ExecutorDefinition | None = None,
+    job_name: str = "materialize_steps",
+) -> dg.Definitions:
+    """Assets, IO manager, executor and one job over all, for a graph of steps.
+
+    Nothing is read or written in the store, so a code location loads while the store is away. The
+    result merges with other ``Definitions``, also with ones that have an executor.
+
+    Args:
+        steps: the steps, or a function that returns them; dependencies need not be listed.
+        max_concurrent: how many steps run at once unless the run's config says otherwise; 0 means
+            the default, 8.
+        translator: how a step looks in Dagster.
+        executor: instead of :data:`marin_executor`.
+        job_name: name of the job over all steps.
+
+    Raises:
+        GraphError: the graph is wrong; see :meth:`StepGraph.from_steps`.
+        ValueError: ``max_concurrent`` is negative.
+    """
+    assets = build_marin_assets(steps, translator=translator)
+    executor_def = executor or executor_with_default(max_concurrent)
+    built = [asset.key for asset in assets if isinstance(asset, dg.AssetsDefinition)]
+    jobs = []
+    if built:
+        jobs.append(
+            dg.define_asset_job(
+                job_name,
+                selection=dg.AssetSelection.assets(*built),
+                executor_def=executor_def,
+                description="Builds every step that is not in the cache.",
+            )
+        )
+    return MarinDefinitions(
+        assets=assets, resources={DEFAULT_IO_MANAGER_KEY: _default_io_manager()}, jobs=jobs
+    )
+
+
+@cache
+def _default_io_manager() -> MarinIOManager:
+    # One object for all: Definitions.merge accepts a resource key twice only for the same object.
+    return MarinIOManager()

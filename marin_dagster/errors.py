@@ -1,0 +1,98 @@
+"""Every error and warning that marin_dagster raises on purpose.
+
+::
+
+    MarinDagsterError
+    ├── GraphError (ValueError)            the graph itself is wrong; raised when it is built
+    │   ├── CycleError                     steps depend on each other in a ring
+    │   ├── CollisionError                 two different steps claim one output path or asset key
+    │   ├── StepNameError                  a name or path that cannot be a folder of a store
+    │   └── HashAttributeError (TypeError) an attribute that JSON cannot hold
+    ├── ResourceError (ValueError)         a resource request that makes no sense
+    ├── StoreError (OSError)               the store refused to read or write a file of the cache
+    ├── RecordError                        a record that is missing or cannot be read
+    ├── LeaseLostError                     another worker took over the output while a step ran
+    └── StepError                          a step cannot run, or its output cannot be used
+        ├── StepWithoutFunctionError       nothing is cached and there is no function to build it
+        ├── PreviousAttemptFailedError     the last attempt failed and failures are not retried
+        ├── DependencyNotBuiltError        an input has no successful output and is not being built
+        ├── OutputVanishedError            a cached output was removed after its inputs were pruned
+        ├── OutputNotReadyError            something asks for an output that is not finished
+        └── ResultError (TypeError)        the function returned what a record cannot hold
+
+    MarinDagsterWarning (UserWarning)      the graph works, but probably not as meant
+
+Each message names the step, the path and what to do.
+"""
+
+
+class MarinDagsterError(Exception):
+    """Base of every error in this package."""
+
+
+class GraphError(MarinDagsterError, ValueError):
+    """The graph itself is wrong; raised when it is built, before anything runs."""
+
+
+class CycleError(GraphError):
+    """Steps depend on each other in a ring."""
+
+
+class CollisionError(GraphError):
+    """Two different steps claim one output path, or one asset key."""
+
+
+class StepNameError(GraphError):
+    """A name or output path that cannot be a folder of a store."""
+
+
+class HashAttributeError(GraphError, TypeError):
+    """An attribute that enters a step's hash and that JSON cannot hold."""
+
+
+class ResourceError(MarinDagsterError, ValueError):
+    """A resource request that makes no sense."""
+
+
+class StoreError(MarinDagsterError, OSError):
+    """The store refused to read or write a file of the cache."""
+
+
+class RecordError(MarinDagsterError):
+    """A record that is missing or cannot be read."""
+
+
+class LeaseLostError(MarinDagsterError):
+    """Another worker took over the output while a step ran."""
+
+
+class StepError(MarinDagsterError):
+    """A step cannot run, or its output cannot be used."""
+
+
+class StepWithoutFunctionError(StepError):
+    """Nothing is cached under the step's hash and it has no function to build it."""
+
+
+class PreviousAttemptFailedError(StepError):
+    """The last attempt failed and this run does not retry failures."""
+
+
+class DependencyNotBuiltError(StepError):
+    """An input of the step has no successful output and is not being built."""
+
+
+class OutputVanishedError(StepError):
+    """A cached output was removed after its inputs had been pruned from the run."""
+
+
+class OutputNotReadyError(StepError):
+    """Something asks for an output that is missing or not finished."""
+
+
+class ResultError(StepError, TypeError):
+    """The step's function returned something that a record cannot hold."""
+
+
+class MarinDagsterWarning(UserWarning):
+    """The graph works, but probably not as meant."""

@@ -1,0 +1,216 @@
+"""``MarinExecutor``: one run's steps in threads, with what is cached left out."""
+
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import dagster as dg
+
+from marin_dagster._compat import (
+    ActiveExecution,
+    DagsterEvent,
+    DagsterEventType,
+    EngineEventData,
+    ExecuteRunWithPlanIterable,
+    ExecutionPlan,
+    InstanceConcurrencyContext,
+    PlanExecutionContext,
+    PlanExecutionContextManager,
+    PlanOrchestrationContext,
+    RetryMode,
+    SerializableErrorInfo,
+    StepDependencyConfig,
+    StepFailureData,
+    StepSuccessData,
+)
+from marin_dagster.assets import StepOp
+from marin_dagster.control import StepControl
+from marin_dagster.errors import DependencyNotBuiltError
+from marin_dagster.executor.config import ExecutorSettings
+from marin_dagster.executor.planning import Decisions, decide, step_ops
+from marin_dagster.executor.threads import StepThreads
+
+_LOOK_FOR_INTERRUPT_S = 0.2
+_GRACE_S = 5.0
+
+
+@dataclass(frozen=True)
+class MarinExecutor(dg.Executor):
+    """Runs the steps of one run, each in its own thread of the run worker.
+
+    The main thread decides and reports; it waits on the threads' queue and never polls them.
+    """
+
+    settings: ExecutorSettings
+
+    @property
+    def retries(self) -> RetryMode:
+        """Whether Dagster's retry policies count."""
+        return self.settings.retries
+
+    @property
+    def step_dependency_config(self) -> StepDependencyConfig:
+        """When a step may start with regard to its dependencies."""
+        return self.settings.step_dependency_config
+
+    def execute(
+        self, plan_context: PlanOrchestrationContext, execution_plan: ExecutionPlan
+    ) -> Iterator[DagsterEvent]:
+        """Run the plan and yield its events, as Dagster's executors do."""
+        keys = execution_plan.step_keys_to_execute
+        yield DagsterEvent.engine_event(
+            plan_context,
+            f"Executing {len(keys)} steps in threads, at most {self.settings.max_concurrent} at "
+            f"once (pid: {os.getpid()})",
+            event_specific_data=EngineEventData.in_process(os.getpid(), keys),
+        )
+        yield from ExecuteRunWithPlanIterable(
+            execution_plan=execution_plan,
+            iterator=self._iterate,
+            execution_context_manager=PlanExecutionContextManager(
+                job=plan_context.job,
+                retry_mode=self.settings.retries,
+                execution_plan=execution_plan,
+                run_config=plan_context.run_config,
+                dagster_run=plan_context.dagster_run,
+                instance=plan_context.instance,
+                # A failing step must not end the others' threads.
+                raise_on_error=False,
+                output_capture=plan_context.output_capture,
+                step_dependency_config=self.settings.step_dependency_config,
+            ),
+        )
+
+    def _iterate(
+        self, job_context: PlanExecutionContext, execution_plan: ExecutionPlan
+    ) -> Iterator[DagsterEvent]:
+        ops = step_ops(job_context, execution_plan)
+        if self.settings.dry_run:
+            yield from _dry_run(job_context, execution_plan, ops)
+            return
+        decisions = decide(job_context, execution_plan, ops, self.settings)
+        yield from _report(job_context, execution_plan, decisions)
+        keep = decisions.keep(execution_plan)
+        if not keep:
+            return
+        if len(keep) < len(execution_plan.step_keys_to_execute):
+            execution_plan = execution_plan.build_subset_plan(
+                keep, job_context.job_def, job_context.resolved_run_config
+            )
+        with (
+            InstanceConcurrencyContext(job_context.instance, job_context.dagster_run) as slots,
+            execution_plan.start(
+                retry_mode=self.settings.retries,
+                max_concurrent=self.settings.max_concurrent,
+                tag_concurrency_limits=self.settings.tag_concurrency_limits,
+                instance_concurrency_context=slots,
+                step_dependency_config=self.settings.step_dependency_config,
+            ) as active,
+        ):
+            yield from self._run(job_context, active, decisions)
+
+    def _run(
+        self, job_context: PlanExecutionContext, active: ActiveExecution, decisions: Decisions
+    ) -> Iterator[DagsterEvent]:
+        threads = StepThreads()
+        give_up_at: float | None = None
+        while threads.running or not active.is_complete:
+            if give_up_at is None and active.check_for_interrupts():
+                yield DagsterEvent.engine_event(
+                    job_context,
+                    f"Interrupted: stopping {len(threads.running)} steps",
+                    EngineEventData.interrupted(list(threads.running)),
+                )
+                active.mark_interrupted()
+                threads.interrupt()
+                give_up_at = time.monotonic() + _GRACE_S
+            if give_up_at is None:
+                for step in active.get_steps_to_execute():
+                    threads.start(
+                        job_context.for_step(step, active.get_known_state()),
+                        self._control(step.key, decisions),
+                    )
+                yield from active.concurrency_event_iterator(job_context)
+            elif not threads.running or time.monotonic() > give_up_at:
+                # Leaving the ActiveExecution incomplete raises the interrupt that ends the run.
+                return
+            for message in threads.messages(_pause_s(active)):
+                if message.event is None:
+                    active.verify_complete(job_context, message.step_key)
+                    continue
+                yield message.event
+                if not message.from_hook:
+                    active.handle_event(message.event)
+            yield from active.plan_events_iterator(job_context)
+
+    def _control(self, key: str, decisions: Decisions) -> StepControl:
+        return StepControl(
+            force=key in decisions.forced,
+            retry_failed=self.settings.retry_failed,
+            hit_expected=key in decisions.expected_hits,
+        )
+
+
+def _pause_s(active: ActiveExecution) -> float:
+    # sleep_interval() is 0 when nothing waits for a retry or a slot.
+    return min(_LOOK_FOR_INTERRUPT_S, max(0.0, active.sleep_interval()) or _LOOK_FOR_INTERRUPT_S)
+
+
+def _dry_run(
+    context: PlanExecutionContext, plan: ExecutionPlan, ops: dict[str, StepOp]
+) -> Iterator[DagsterEvent]:
+    for step in plan.get_steps_to_execute_in_topo_order():
+        op = ops.get(step.key)
+        what = f"{op.step.name_with_hash} -> {op.step.output_path}" if op else step.key
+        yield _skipped(context.for_step(step), f"Dry run: would run {what}")
+
+
+def _report(
+    context: PlanExecutionContext, plan: ExecutionPlan, decisions: Decisions
+) -> Iterator[DagsterEvent]:
+    """Events of the steps that no thread will run."""
+    for step in plan.get_steps_to_execute_in_topo_order():
+        if step.key in decisions.pruned:
+            yield _skipped(context.for_step(step), f"Skipped: {decisions.pruned[step.key]}")
+        elif step.key in decisions.served:
+            yield from _observe(context.for_step(step), decisions.ops[step.key])
+        elif step.key in decisions.blocked:
+            yield _blocked(context.for_step(step), decisions.blocked[step.key])
+        elif step.key in decisions.unreachable:
+            context.for_step(step).log.error(
+                f"Dependencies for step {step.key} cannot run: "
+                f"{', '.join(decisions.unreachable[step.key])}. Not executing."
+            )
+
+
+def _observe(context: Any, op: StepOp) -> Iterator[DagsterEvent]:
+    # An observation, not a materialization: the asset's latest materialization stays the true
+    # build, and automation conditions downstream do not fire.
+    yield DagsterEvent.step_start_event(context)
+    yield DagsterEvent.asset_observation(
+        context,
+        dg.AssetObservation(
+            asset_key=op.asset_key,
+            description=f"Served from the cache: {op.step.output_path}",
+            metadata={
+                "marin/output_path": dg.MetadataValue.path(op.step.output_path),
+                "marin/cache": "hit",
+            },
+        ),
+    )
+    yield DagsterEvent.step_success_event(context, StepSuccessData(duration_ms=0.0))
+
+
+def _blocked(context: Any, message: str) -> DagsterEvent:
+    error = SerializableErrorInfo(message, stack=[], cls_name=DependencyNotBuiltError.__name__)
+    return DagsterEvent.step_failure_event(
+        context, StepFailureData(error=error, user_failure_data=None)
+    )
+
+
+def _skipped(context: Any, message: str) -> DagsterEvent:
+    return DagsterEvent.from_step(
+        event_type=DagsterEventType.STEP_SKIPPED, step_context=context, message=message
+    )

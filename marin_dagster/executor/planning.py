@@ -1,0 +1,204 @@
+"""What becomes of each step of a run: pruned, served, blocked, or handed to a thread."""
+
+import difflib
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import dagster as dg
+
+from marin_dagster._compat import ExecutionPlan, PlanExecutionContext
+from marin_dagster.assets import StepOp
+from marin_dagster.cache import CacheState, StepCache
+from marin_dagster.errors import StepError
+from marin_dagster.executor.config import ExecutorSettings
+from marin_dagster.steps import RunPlan, StepGraph, StepLike, plan_run
+
+_RECORDS_AT_ONCE = 500
+
+
+@dataclass(frozen=True)
+class Decisions:
+    """The run's plan, by step key. Steps that are not mentioned run as they are."""
+
+    ops: Mapping[str, StepOp]
+    """The steps of this run that are ours."""
+    pruned: Mapping[str, str]
+    """Left alone, and why."""
+    served: frozenset[str]
+    """In the cache, and known to this instance: observed without starting the op."""
+    blocked: Mapping[str, str]
+    """Cannot run, and what to do."""
+    unreachable: Mapping[str, tuple[str, ...]]
+    """Below blocked steps: these dependencies will not come."""
+    forced: frozenset[str]
+    """Built although the cache has them."""
+    expected_hits: frozenset[str]
+    """In the cache, and their inputs are pruned: must be served, not built."""
+
+    def keep(self, plan: ExecutionPlan) -> list[str]:
+        """Keys of the steps that threads run, in the plan's order."""
+        dropped = {*self.pruned, *self.served, *self.blocked, *self.unreachable}
+        return [key for key in plan.step_keys_to_execute if key not in dropped]
+
+
+def step_ops(context: PlanExecutionContext, plan: ExecutionPlan) -> dict[str, StepOp]:
+    """The steps of the plan that are ours, by step key, in topological order."""
+    found = {}
+    for step in plan.get_steps_to_execute_in_topo_order():
+        compute = getattr(context.job_def.get_node(step.node_handle).definition, "compute_fn", None)
+        if isinstance(compute, StepOp):
+            found[step.key] = compute
+    return found
+
+
+def decide(
+    context: PlanExecutionContext,
+    plan: ExecutionPlan,
+    ops: Mapping[str, StepOp],
+    settings: ExecutorSettings,
+) -> Decisions:
+    """Look the steps up, all at once, and decide what becomes of each.
+
+    Raises:
+        StepError: ``force`` names a step that this run does not have.
+        StoreError: the store refused.
+    """
+    executable = plan.get_executable_step_deps()
+    forced = _forced(ops, settings.force)
+    pruned: dict[str, str] = {}
+    hits: dict[str, StepOp] = {}
+    blocked: dict[str, str] = {}
+    expected: set[str] = set()
+    for graph, key_of in _by_graph(ops):
+        # An ordinary step always runs, so the outputs that it reads are needed.
+        required = {
+            op.step.output_path
+            for key, deps in executable.items()
+            if key not in ops
+            for op in (ops.get(dep) for dep in deps)
+            if op is not None
+        }
+        run = _plan_graph(context, graph, key_of, ops, forced, required)
+        for path in run.hits:
+            hits[key_of[path]] = ops[key_of[path]]
+            if not run.pruned.isdisjoint(graph.dependencies(path)):
+                expected.add(key_of[path])
+        for path in run.pruned:
+            pruned[key_of[path]] = (
+                f"{graph.steps[path].name_with_hash} is not built and not needed: "
+                "every selected step that reads it is in the cache."
+            )
+        for path, missing in run.blocked.items():
+            blocked[key_of[path]] = _blocked_message(graph, path, missing)
+    served = _known_to_instance(context.instance, hits) - forced
+    return Decisions(
+        ops=ops,
+        pruned=pruned,
+        served=frozenset(served),
+        blocked=blocked,
+        unreachable=_unreachable(executable, blocked),
+        forced=frozenset(forced),
+        expected_hits=frozenset(expected),
+    )
+
+
+def _by_graph(ops: Mapping[str, StepOp]) -> Iterable[tuple[StepGraph, dict[str, str]]]:
+    """Each graph of the run with the step keys of its selected output paths."""
+    keys: dict[int, dict[str, str]] = defaultdict(dict)
+    graphs: dict[int, StepGraph] = {}
+    for key, op in ops.items():
+        graphs[id(op.graph)] = op.graph
+        keys[id(op.graph)][op.step.output_path] = key
+    return [(graphs[identity], found) for identity, found in keys.items()]
+
+
+def _plan_graph(
+    context: PlanExecutionContext,
+    graph: StepGraph,
+    key_of: Mapping[str, str],
+    ops: Mapping[str, StepOp],
+    forced: set[str],
+    required: set[str],
+) -> RunPlan:
+    steps: dict[str, StepLike] = {}
+    for path in key_of:
+        steps[path] = graph.steps[path]
+        steps.update((dep, graph.steps[dep]) for dep in graph.dependencies(path))
+    found = _cache(context, ops, key_of).look_up_many(steps.values())
+    return plan_run(
+        graph,
+        is_built=lambda path: found[path].state is CacheState.HIT,
+        selected=key_of.keys(),
+        required=required & key_of.keys(),
+        forced=[path for path, key in key_of.items() if key in forced],
+    )
+
+
+def _cache(
+    context: PlanExecutionContext, ops: Mapping[str, StepOp], key_of: Mapping[str, str]
+) -> StepCache:
+    manager = ops[next(iter(key_of.values()))].io_manager_key
+    resources = context.scoped_resources_builder.build({manager})
+    cache: StepCache = getattr(resources, manager).cache
+    return cache
+
+
+def _forced(ops: Mapping[str, StepOp], force: bool | tuple[str, ...]) -> set[str]:
+    if isinstance(force, bool):
+        return set(ops) if force else set()
+    by_name: dict[str, set[str]] = defaultdict(set)
+    for key, op in ops.items():
+        for name in (op.step.name, op.step.name_with_hash, op.asset_key.to_user_string()):
+            by_name[name].add(key)
+    for name in force:
+        if name not in by_name:
+            close = difflib.get_close_matches(name, by_name, n=3)
+            hint = f" Did you mean {' or '.join(map(repr, close))}?" if close else ""
+            raise StepError(f"force names {name!r}, which is no step of this run.{hint}")
+    return {key for name in force for key in by_name[name]}
+
+
+def _blocked_message(graph: StepGraph, path: str, missing: tuple[str, ...]) -> str:
+    step = graph.steps[path]
+    needs = ", ".join(f"{graph.steps[dep].name!r} ({dep})" for dep in missing)
+    advice = (
+        "Select it, too"
+        if all(graph.steps[dep].fn is not None for dep in missing)
+        else "Put the data with its status there"
+    )
+    return (
+        f"step {step.name_with_hash} ({path}) needs {needs}, which has no successful output and is "
+        f"not selected in this run. {advice}, or build it first."
+    )
+
+
+def _known_to_instance(instance: dg.DagsterInstance, hits: Mapping[str, StepOp]) -> set[str]:
+    """Hits whose hash is the data version that the instance recorded last."""
+    by_key = {op.asset_key: (key, op.step.hash_id) for key, op in hits.items()}
+    asset_keys = list(by_key)
+    known = set()
+    for start in range(0, len(asset_keys), _RECORDS_AT_ONCE):
+        for record in instance.get_asset_records(asset_keys[start : start + _RECORDS_AT_ONCE]):
+            entry = record.asset_entry
+            latest = entry.last_materialization and entry.last_materialization.asset_materialization
+            step_key, hash_id = by_key[entry.asset_key]
+            if latest and (latest.tags or {}).get("dagster/data_version") == hash_id:
+                known.add(step_key)
+    return known
+
+
+def _unreachable(
+    executable: Mapping[str, set[str]], blocked: Mapping[str, str]
+) -> dict[str, tuple[str, ...]]:
+    lost: dict[str, tuple[str, ...]] = {}
+    grew = bool(blocked)
+    while grew:
+        grew = False
+        for key, deps in executable.items():
+            if key in lost or key in blocked:
+                continue
+            if missing := tuple(sorted(dep for dep in deps if dep in blocked or dep in lost)):
+                lost[key] = missing
+                grew = True
+    return lost

@@ -1,0 +1,90 @@
+"""The threads that run steps, and the queue on which their events reach the main thread."""
+
+import contextvars
+import queue
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from marin_dagster._compat import (
+    DagsterEvent,
+    StepExecutionContext,
+    dagster_event_sequence_for_step,
+    trigger_hook,
+)
+from marin_dagster.control import StepControl, step_control
+
+
+@dataclass(frozen=True)
+class StepMessage:
+    """Something that a step's thread has to say."""
+
+    step_key: str
+    event: DagsterEvent | None = None
+    """An event of the step; None when its thread has finished."""
+    from_hook: bool = False
+    """The step itself has ended; one of its hooks says this."""
+
+
+@dataclass(eq=False)
+class StepThreads:
+    """Runs steps in one thread each."""
+
+    _messages: "queue.SimpleQueue[StepMessage]" = field(default_factory=queue.SimpleQueue)
+    _running: dict[str, StepControl] = field(default_factory=dict)
+
+    @property
+    def running(self) -> tuple[str, ...]:
+        """Keys of the steps whose thread has not finished."""
+        return tuple(self._running)
+
+    def start(self, context: StepExecutionContext, control: StepControl) -> None:
+        """Run a step in a new thread, with the caller's context variables."""
+        key = context.step.key
+        self._running[key] = control
+        thread = threading.Thread(
+            target=contextvars.copy_context().run,
+            args=(self._work, context, control),
+            name=f"marin-step-{key}",
+            # A step that cannot be stopped must not keep the process from ending.
+            daemon=True,
+        )
+        thread.start()
+
+    def interrupt(self) -> None:
+        """Stop every running step."""
+        for control in self._running.values():
+            control.interrupt()
+
+    def messages(self, timeout_s: float) -> Iterator[StepMessage]:
+        """What is in the queue; waits up to ``timeout_s`` for the first."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            try:
+                message = self._messages.get(timeout=max(0.0, deadline - time.monotonic()))
+            except queue.Empty:
+                return
+            deadline = 0.0
+            if message.event is None:
+                del self._running[message.step_key]
+            yield message
+
+    def _work(self, context: StepExecutionContext, control: StepControl) -> None:
+        key = context.step.key
+        step_control.set(control)
+        events: list[DagsterEvent] = []
+        try:
+            for event in dagster_event_sequence_for_step(context):
+                events.append(event)
+                self._messages.put(StepMessage(key, event))
+            for event in trigger_hook(context, events):
+                self._messages.put(StepMessage(key, event, from_hook=True))
+        except BaseException:
+            # Dagster has made the failure event already; it raises again for an interrupt, which
+            # here ends one step's thread and not the run.
+            context.log.debug("the step's thread ended with an exception", exc_info=True)
+        finally:
+            for attempt in control.attempts:
+                attempt.abandon()
+            self._messages.put(StepMessage(key))

@@ -1,0 +1,200 @@
+"""``MarinIOManager``: finishes a step's output, and loads it into ordinary Dagster assets."""
+
+import math
+import pathlib
+import typing
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+import dagster as dg
+from pydantic import BaseModel, Field
+
+from marin_dagster.cache import (
+    ArtifactRecord,
+    Attempt,
+    Folder,
+    Hit,
+    LeaseTiming,
+    Status,
+    StepCache,
+    read_record,
+    read_status,
+)
+from marin_dagster.errors import OutputNotReadyError, StepError
+
+_DEFAULT_TIMING = LeaseTiming()
+
+
+@dataclass(frozen=True)
+class StepOutput:
+    """A finished output of a step, as an asset downstream receives it."""
+
+    path: str
+    """Where it lies: a local folder or a URL."""
+    name_with_hash: str
+    """The step that made it."""
+    record: ArtifactRecord | None
+    """What its function returned, from what and by whom it was made."""
+
+    @property
+    def result(self) -> dict[str, Any] | None:
+        """What the step's function returned."""
+        return self.record.result if self.record else None
+
+
+class MarinIOManager(dg.ConfigurableIOManager):
+    """Commits the outputs of steps to the status-file cache, and loads them for other assets.
+
+    All workers on one store must use the same lease times; the defaults are Marin's.
+    """
+
+    lease_refresh_s: float = Field(
+        default=_DEFAULT_TIMING.refresh_s,
+        gt=0,
+        description="Seconds between renewals of the lease on an output that is being built.",
+    )
+    lease_stale_s: float = Field(
+        default=_DEFAULT_TIMING.stale_s,
+        gt=0,
+        description="Seconds without renewal after which another worker may take an output over.",
+    )
+    lease_poll_s: float = Field(
+        default=_DEFAULT_TIMING.poll_s,
+        gt=0,
+        description="Seconds between looks at an output that another worker is building.",
+    )
+
+    @property
+    def cache(self) -> StepCache:
+        """The cache with this resource's settings."""
+        return StepCache(
+            LeaseTiming(
+                refresh_s=self.lease_refresh_s,
+                stale_s=self.lease_stale_s,
+                poll_s=self.lease_poll_s,
+            )
+        )
+
+    def handle_output(self, context: dg.OutputContext, obj: Any) -> None:
+        """Commit an attempt, or report a cache hit; add the materialization's metadata.
+
+        Raises:
+            StepError: the value is no output of a step.
+            MarinDagsterError: the commit failed; the attempt is marked as failed.
+        """
+        if isinstance(obj, Attempt):
+            record = obj.commit()
+            metadata: dict[str, Any] = {"marin/cache": "built", "marin/duration_s": obj.duration_s}
+            if record is None:
+                record = read_record(obj.folder)
+        elif isinstance(obj, Hit):
+            record = obj.record
+            metadata = {"marin/cache": "hit", "marin/duration_s": 0.0, **built_by(record)}
+        else:
+            raise StepError(
+                f"asset {context.asset_key.to_user_string()!r}: its IO manager commits outputs of "
+                f"marin_dagster steps, not {type(obj).__name__} values. Give the asset another "
+                "io_manager_key."
+            )
+        context.add_output_metadata(
+            {
+                "marin/output_path": dg.MetadataValue.path(obj.folder.url),
+                **metadata,
+                **_size(context, obj.folder),
+                **dict(_numbers(record.result if record else None)),
+            }
+        )
+
+    def load_input(self, context: dg.InputContext) -> Any:
+        """Load a finished output, in the form that the input's annotation asks for.
+
+        ``str`` and ``pathlib.Path`` receive the output path, a pydantic model the record's
+        ``result`` validated, ``dict`` the ``result`` as it is, anything else a
+        :class:`StepOutput`.
+
+        Raises:
+            OutputNotReadyError: the output is missing or not finished, or its record does not hold
+                what the annotation asks for.
+        """
+        upstream = context.upstream_output
+        metadata = (upstream.definition_metadata if upstream else None) or {}
+        if "marin/name_with_hash" not in metadata:
+            raise StepError(
+                f"asset {context.asset_key.to_user_string()!r} is no step of marin_dagster, so "
+                "MarinIOManager cannot load it. Use the IO manager that stored it."
+            )
+        name, path = _text(metadata["marin/name_with_hash"]), _text(metadata["dagster/uri"])
+        where = f"step {name} ({path})"
+        folder = Folder.at(path)
+        status = read_status(folder)
+        if status is not Status.SUCCESS:
+            raise OutputNotReadyError(
+                f"{where}: its output is not finished (status: {status or 'missing'}). Materialize "
+                f"asset {context.asset_key.to_user_string()!r} first."
+            )
+        wanted = context.dagster_type.typing_type
+        wanted = typing.get_origin(wanted) or wanted
+        if wanted is str:
+            return path
+        if isinstance(wanted, type) and issubclass(wanted, pathlib.PurePath):
+            if not folder.is_local:
+                raise OutputNotReadyError(
+                    f"{where}: a pathlib path cannot name it. Annotate the input with str."
+                )
+            return wanted(folder.path)
+        output = StepOutput(path, name, read_record(folder))
+        if isinstance(wanted, type) and issubclass(wanted, (BaseModel, dict)):
+            if output.record is None:
+                raise OutputNotReadyError(
+                    f"{where}: it is finished but has no record to load. Rebuild it with force."
+                )
+            if issubclass(wanted, BaseModel):
+                return output.record.typed_result(wanted, where=where)
+            return output.result or {}
+        return output
+
+
+def built_by(record: ArtifactRecord | None) -> dict[str, Any]:
+    """Who built a cached output, when and from which commit, as metadata."""
+    provenance = record.provenance if record else None
+    if provenance is None:
+        return {"marin/built_by": "unknown (the output has no provenance)"}
+    metadata: dict[str, Any] = {"marin/built_by": provenance.built_by or "unknown"}
+    if provenance.created_at:
+        try:
+            moment = datetime.fromisoformat(provenance.created_at)
+        except ValueError:
+            metadata["marin/built_at"] = provenance.created_at
+        else:
+            metadata["marin/built_at"] = dg.MetadataValue.timestamp(moment.astimezone())
+    if provenance.base_commit:
+        changed = " with uncommitted changes" if provenance.dirty else ""
+        metadata["marin/commit"] = provenance.base_commit + changed
+    return metadata
+
+
+def _size(context: dg.OutputContext, folder: Folder) -> dict[str, int]:
+    try:
+        files, size = folder.measure()
+    except OSError as error:
+        # The output is committed by now; a listing that fails must not make the step fail.
+        context.log.warning(f"could not measure {folder.url}: {error}")
+        return {}
+    return {"marin/files": files, "marin/bytes": size}
+
+
+def _numbers(result: Mapping[str, Any] | None, path: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in (result or {}).items():
+        if isinstance(value, Mapping):
+            yield from _numbers(value, f"{path}{name}.")
+        elif isinstance(value, float):
+            # Neither JSON nor the plots know NaN and infinity.
+            yield f"{path}{name}", value if math.isfinite(value) else str(value)
+        elif isinstance(value, int) and not isinstance(value, bool):
+            yield f"{path}{name}", value
+
+
+def _text(value: Any) -> str:
+    return str(getattr(value, "value", value))

@@ -1,0 +1,66 @@
+"""JSON values: what may enter a hash or a record, and where exactly something may not."""
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from marin_dagster.errors import HashAttributeError
+
+
+def identity_json(name: str, attrs: Mapping[str, Any], dep_names: list[str]) -> str:
+    """The canonical text that a step's hash is taken of, byte for byte as Marin writes it.
+
+    Raises:
+        HashAttributeError: naming the step and the path of the attribute that JSON cannot hold.
+    """
+    try:
+        return json.dumps({"name": name, "attrs": attrs, "deps": sorted(dep_names)}, sort_keys=True)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise attribute_error(name, attrs) from error
+
+
+def attribute_error(name: str, attrs: Mapping[str, Any]) -> HashAttributeError:
+    """The error for attributes that JSON could not hold, with the path of the first offender."""
+    fault = json_fault(attrs, "hash_attrs") or "hash_attrs: nested too deeply or in a circle"
+    return HashAttributeError(
+        f"step {name!r}: {fault}. Attributes enter the step's hash as JSON: use strings, numbers, "
+        "booleans, None, lists, and dictionaries with string keys."
+    )
+
+
+def json_fault(value: Any, path: str) -> str | None:
+    """``"<path>: <why>"`` for the first value below ``value`` that JSON cannot hold, else None."""
+    pending: list[tuple[str, Any, frozenset[int]]] = [(path, value, frozenset())]
+    while pending:
+        at, item, above = pending.pop()
+        if item is None or isinstance(item, (str, int, float, bool)):
+            continue
+        if id(item) in above:
+            return f"{at}: contains itself"
+        above = above | {id(item)}
+        if isinstance(item, dict):
+            bad = [key for key in item if not isinstance(key, (str, int, float, bool, type(None)))]
+            if bad:
+                return f"{at}: the key {bad[0]!r} is a {type(bad[0]).__name__}"
+            if len({isinstance(key, str) for key in item}) > 1:
+                return f"{at}: keys of different types ({', '.join(map(repr, item))})"
+            children = [(f"{at}.{key}", child) for key, child in item.items()]
+        elif isinstance(item, (list, tuple)):
+            children = [(f"{at}[{index}]", child) for index, child in enumerate(item)]
+        else:
+            return f"{at}: {item!r} is a {type(item).__name__}"
+        pending.extend((place, child, above) for place, child in reversed(children))
+    return None
+
+
+def strings_in(value: Any, path: str) -> Iterator[tuple[str, str]]:
+    """Every string below ``value`` (not dictionary keys), with its path."""
+    pending = [(path, value)]
+    while pending:
+        at, item = pending.pop()
+        if isinstance(item, str):
+            yield at, item
+        elif isinstance(item, Mapping):
+            pending.extend((f"{at}.{key}", child) for key, child in item.items())
+        elif isinstance(item, (list, tuple)):
+            pending.extend((f"{at}[{index}]", child) for index, child in enumerate(item))

@@ -1,0 +1,170 @@
+"""``StepGraph``: every step that some terminals need, and the decision what must run."""
+
+import warnings
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from types import MappingProxyType
+from typing import Any
+
+from marin_dagster.errors import CollisionError, GraphError, HashAttributeError, MarinDagsterWarning
+from marin_dagster.steps.attributes import attribute_error, strings_in
+from marin_dagster.steps.paths import check_step_path
+from marin_dagster.steps.protocol import StepLike
+from marin_dagster.steps.walk import deps_first
+
+
+@dataclass(frozen=True, eq=False)
+class StepGraph:
+    """Steps by output path, dependencies before dependents.
+
+    Build it with :meth:`from_steps`, which checks everything that can be known without a store.
+    """
+
+    steps: Mapping[str, StepLike]
+    """Each step under its output path, in the order in which Marin would schedule them."""
+    terminals: tuple[str, ...]
+    """Output paths of the steps that the caller asked for."""
+
+    @classmethod
+    def from_steps(cls, terminals: Iterable[StepLike]) -> "StepGraph":
+        """The graph of ``terminals`` and everything they depend on.
+
+        Steps are one when their output path is one, as in Marin. Names, paths and attributes are
+        checked here, so that a graph that loads does not fail for them in the middle of a run.
+
+        Args:
+            terminals: the steps wanted; listing their dependencies, too, does no harm.
+
+        Raises:
+            CycleError: steps depend on each other in a ring.
+            CollisionError: two different steps have one output path.
+            StepNameError: a name or path that cannot be a folder of a store.
+            HashAttributeError: an attribute that JSON cannot hold.
+            GraphError: something in ``terminals`` or a step's ``deps`` is not a step.
+        """
+        wanted = list(terminals)
+        for step in wanted:
+            _check_is_step(step, "steps")
+        steps: dict[str, StepLike] = {}
+        for step in deps_first(wanted):
+            for dep in step.deps:
+                _check_is_step(dep, f"deps of step {step.name!r}")
+            _check_attributes(step)
+            check_step_path(step.name, step.output_path)
+            known = steps.setdefault(step.output_path, step)
+            if known.name_with_hash != step.name_with_hash:
+                raise CollisionError(
+                    f"steps {known.name_with_hash!r} and {step.name_with_hash!r} both write to "
+                    f"{step.output_path}. Change override_output_path of one of them."
+                )
+        return cls(
+            steps=MappingProxyType(steps),
+            terminals=tuple(dict.fromkeys(step.output_path for step in wanted)),
+        )
+
+    def dependencies(self, path: str) -> tuple[str, ...]:
+        """Output paths that the step at ``path`` reads, each once, in its own order."""
+        return tuple(dict.fromkeys(self.steps[path].dep_paths))
+
+    @cached_property
+    def dependents(self) -> Mapping[str, tuple[str, ...]]:
+        """For each output path, the paths of the steps that read it."""
+        readers: dict[str, list[str]] = {path: [] for path in self.steps}
+        for path in self.steps:
+            for dep in self.dependencies(path):
+                readers[dep].append(path)
+        return MappingProxyType({path: tuple(found) for path, found in readers.items()})
+
+
+@dataclass(frozen=True)
+class RunPlan:
+    """What becomes of each selected step, all as output paths."""
+
+    run: frozenset[str]
+    """Not built, and needed: the function runs."""
+    hits: frozenset[str]
+    """Built: served from the cache."""
+    pruned: frozenset[str]
+    """Not built, but every step that would read it is: left alone."""
+    blocked: Mapping[str, tuple[str, ...]]
+    """Needed, but these dependencies are neither built nor selected: cannot run."""
+
+
+def plan_run(
+    graph: StepGraph,
+    *,
+    is_built: Callable[[str], bool],
+    selected: Collection[str] | None = None,
+    required: Collection[str] = (),
+    forced: Collection[str] = (),
+) -> RunPlan:
+    """Decide what must run, with Marin's pruning: a built step hides its dependencies unless
+    another step that must run, or the caller, needs them.
+
+    The caller needs the ends of its selection: the selected steps that no selected step reads.
+
+    Args:
+        graph: the steps.
+        is_built: whether the output at a path would be served from the cache. Asked at most once
+            for each path; ``dev`` versions are never built.
+        selected: output paths to consider; all of them when None.
+        required: selected paths that are needed whatever reads them.
+        forced: selected paths that run even when they are built.
+    """
+    chosen = frozenset(graph.steps if selected is None else selected)
+    force = chosen.intersection(forced)
+    built = frozenset(path for path in chosen - force if is_built(path))
+    ends = (path for path in chosen if chosen.isdisjoint(graph.dependents[path]))
+    needed: set[str] = set()
+    waiting = deque([*ends, *chosen.intersection(required), *force])
+    while waiting:
+        path = waiting.popleft()
+        if path in built or path in needed:
+            continue
+        needed.add(path)
+        waiting.extend(dep for dep in graph.dependencies(path) if dep in chosen)
+
+    outside: dict[str, bool] = {}
+    blocked: dict[str, tuple[str, ...]] = {}
+    for path in (path for path in graph.steps if path in needed):
+        unselected = [dep for dep in graph.dependencies(path) if dep not in chosen]
+        for dep in unselected:
+            if dep not in outside:
+                outside[dep] = is_built(dep)
+        if missing := tuple(dep for dep in unselected if not outside[dep]):
+            blocked[path] = missing
+    return RunPlan(
+        run=frozenset(needed - blocked.keys()),
+        hits=built,
+        pruned=chosen - built - needed,
+        blocked=MappingProxyType(blocked),
+    )
+
+
+def _check_is_step(value: Any, where: str) -> None:
+    # Looked up on the class: on the object it would compute hashes before cycles are known.
+    if not (hasattr(type(value), "name_with_hash") and hasattr(type(value), "output_path")):
+        raise GraphError(
+            f"{where}: {value!r} is a {type(value).__name__}, not a step. Give StepSpec objects."
+        )
+
+
+def _check_attributes(step: StepLike) -> None:
+    try:
+        step.hash_id  # noqa: B018  (dependencies come first, so this never recurses deeply)
+    except HashAttributeError:
+        raise
+    except (TypeError, ValueError, RecursionError) as error:
+        raise attribute_error(step.name, step.hash_attrs) from error
+    for at, text in strings_in(step.hash_attrs, "hash_attrs"):
+        for dep_path in step.dep_paths:
+            if dep_path in text:
+                warnings.warn(
+                    f"step {step.name!r}: {at} contains the output path of a dependency "
+                    f"({dep_path}), so its hash changes with the store's address. Leave the path "
+                    "out of hash_attrs and read it from the dependency in the function.",
+                    MarinDagsterWarning,
+                    stacklevel=3,
+                )

@@ -1,0 +1,101 @@
+"""Names and output paths: how they are joined, made absolute and refused.
+
+Paths stay strings everywhere (``/disk/x``, ``s3://bucket/x``); this module never touches a store.
+"""
+
+import functools
+import os
+import unicodedata
+import warnings
+from urllib.parse import urlparse
+
+from marin_dagster.errors import MarinDagsterWarning, StepNameError
+
+PREFIX_VARIABLE = "MARIN_PREFIX"
+"""Environment variable that holds the default output path prefix, as in Marin."""
+
+DEFAULT_PREFIX = "/tmp/marin"
+"""Prefix when neither the step nor the environment names one; the same as Marin's."""
+
+MAX_SEGMENT_BYTES = 255
+"""The longest file name, in bytes of UTF-8, that common file systems accept."""
+
+
+def is_relative(path: str) -> bool:
+    """Whether ``path`` is joined to a prefix: no URL scheme and no leading slash.
+
+    Mirrors Marin's rule for ``override_output_path``.
+    """
+    return not urlparse(path).scheme and not path.startswith("/")
+
+
+def join(prefix: str, relative: str) -> str:
+    """Join with exactly one separator everywhere; doubled and trailing slashes collapse.
+
+    Object stores do not normalize keys, so ``s3://b//x`` and ``s3://b/x`` would be two objects.
+    """
+    scheme, separator, rest = prefix.rpartition("://")
+    root = "/" if rest.startswith("/") else ""
+    segments = [part for part in f"{rest}/{relative}".split("/") if part]
+    return f"{scheme}{separator}{root}{'/'.join(segments)}"
+
+
+def output_prefix(own: str | None) -> str:
+    """The prefix for a step: its own, else ``MARIN_PREFIX``, else ``/tmp/marin`` with a warning.
+
+    A relative local prefix is made absolute here, once, so that data, status, lock and record
+    stay together when a step changes the working directory.
+    """
+    prefix = own or os.environ.get(PREFIX_VARIABLE)
+    if not prefix:
+        _warn_not_durable()
+        return DEFAULT_PREFIX
+    return os.path.abspath(prefix) if is_relative(prefix) else prefix
+
+
+@functools.cache
+def _warn_not_durable() -> None:
+    warnings.warn(
+        f"{PREFIX_VARIABLE} is not set: outputs go to {DEFAULT_PREFIX}, which does not survive a "
+        f"reboot. Set {PREFIX_VARIABLE} to a durable folder or bucket.",
+        MarinDagsterWarning,
+        stacklevel=2,
+    )
+
+
+def check_step_path(name: str, output_path: str) -> None:
+    """Refuse a step whose name or output path cannot be a folder below the prefix.
+
+    Raises:
+        StepNameError: the name is empty, absolute, holds ``..``, a URL scheme or control
+            characters, or a part of the path is longer than a file name can be (255 bytes).
+    """
+    if fault := _name_fault(name):
+        raise StepNameError(f"step {name!r}: its name {fault}. Rename the step.")
+    segments = output_path.rpartition("://")[2].split("/")
+    if ".." in segments:
+        raise StepNameError(
+            f"step {name!r}: its output path {output_path!r} climbs with '..'. "
+            "Give the folder's real path in override_output_path or output_path_prefix."
+        )
+    for segment in segments:
+        if len(segment.encode()) > MAX_SEGMENT_BYTES:
+            raise StepNameError(
+                f"step {name[:40]!r}…: {segment[:40]!r}… in its output path has "
+                f"{len(segment.encode())} bytes; a file name can have {MAX_SEGMENT_BYTES}. "
+                "Shorten the name or set override_output_path."
+            )
+
+
+def _name_fault(name: str) -> str | None:
+    if not isinstance(name, str) or not name.strip():
+        return "is empty"
+    if "://" in name or "::" in name:
+        return "holds a URL scheme ('://' or '::')"
+    if ".." in name:
+        return "holds '..'"
+    if any(part in ("", ".") for part in name.split("/")):
+        return "has an empty part (a leading, trailing or doubled '/', or a '.')"
+    if any(unicodedata.category(character) in ("Cc", "Cs") for character in name):
+        return "holds a control character"
+    return None

@@ -1,0 +1,102 @@
+"""``StepSpec``: a step's identity, its dependencies and the function that fills its output.
+
+The model is Marin's. A step is identified by its name, its attributes and the identities of what
+it depends on; 8 hex digits of their SHA-256 are the step's hash, and name and hash are the folder
+its output lives in. Nothing here runs or reads anything.
+"""
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from marin_dagster.errors import GraphError
+from marin_dagster.steps import paths
+from marin_dagster.steps.attributes import identity_json
+from marin_dagster.steps.protocol import StepLike
+from marin_dagster.steps.resources import ResourceConfig
+from marin_dagster.steps.walk import deps_first
+
+
+@dataclass(frozen=True, eq=False)
+class StepSpec:
+    """What to build: pure data, identical in meaning to Marin's ``StepSpec``.
+
+    Steps compare by object; compare ``name_with_hash`` to ask whether two describe the same output.
+    """
+
+    name: str
+    """Readable name; ``/`` makes folders. Enters the hash."""
+    output_path_prefix: str | None = None
+    """Folder or URL below which the output lives; ``MARIN_PREFIX`` when not given."""
+    deps: Sequence[Any] = field(default=(), repr=False)
+    """Steps whose outputs this one reads. Their identities enter the hash, in any order."""
+    hash_attrs: Mapping[str, Any] = field(default_factory=dict)
+    """JSON attributes that enter the hash: change one, and the step and all below it rebuild."""
+    override_output_path: str | None = None
+    """Output path instead of ``name_hash``: joined to the prefix when relative, else as it is."""
+    fingerprint_payload: str | None = field(default=None, repr=False)
+    """Canonical configuration of a lazy artifact, kept in its record; never enters the hash."""
+    writes_record: bool = False
+    """The function writes the record itself, so the cache must not overwrite it."""
+    fn: Callable[[str], Any] | None = field(default=None, repr=False)
+    """Called with the output path; fills that folder and may return a dictionary, a dataclass or a
+    pydantic model that is kept as the record's ``result``. None: data that something else makes."""
+    resources: ResourceConfig | None = None
+    """What the function needs. Never enters the hash."""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.deps, str) or not isinstance(self.deps, Sequence):
+            raise GraphError(
+                f"step {self.name!r}: deps must be a list of steps, not {self.deps!r}."
+            )
+        # A copy: appending to the caller's list later must not change an identity already used.
+        object.__setattr__(self, "deps", tuple(self.deps))
+
+    @cached_property
+    def hash_id(self) -> str:
+        """8 hex digits that identify the output, exactly as Marin computes them.
+
+        Raises:
+            HashAttributeError: an attribute that JSON cannot hold, of this step or one above it.
+            CycleError: the step depends on itself.
+        """
+        for step in deps_first([self], stop=_is_hashed)[:-1]:
+            step.name_with_hash  # noqa: B018  (fills the caches, dependencies first: no recursion)
+        text = identity_json(self.name, self.hash_attrs, self.dep_names)
+        return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+    @cached_property
+    def name_with_hash(self) -> str:
+        """``{name}_{hash_id}``."""
+        return f"{self.name}_{self.hash_id}"
+
+    @property
+    def id(self) -> str:
+        """The step's identity: its ``name_with_hash``."""
+        return self.name_with_hash
+
+    @cached_property
+    def output_path(self) -> str:
+        """Where the output lives. Resolved at first use, from then on fixed."""
+        override = self.override_output_path
+        if override is not None and not paths.is_relative(override):
+            return override
+        relative = self.name_with_hash if override is None else override
+        return paths.join(paths.output_prefix(self.output_path_prefix), relative)
+
+    @cached_property
+    def dep_paths(self) -> list[str]:
+        """Output paths of the dependencies, in the order of ``deps``."""
+        return [dep.output_path for dep in self.deps]
+
+    @cached_property
+    def dep_names(self) -> list[str]:
+        """``name_with_hash`` of the dependencies, in the order of ``deps``."""
+        return [dep.name_with_hash for dep in self.deps]
+
+
+def _is_hashed(step: StepLike) -> bool:
+    # Marin's StepSpec caches under the same names, so a mixed graph is walked once, too.
+    return "name_with_hash" in getattr(step, "__dict__", ())

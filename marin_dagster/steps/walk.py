@@ -1,0 +1,55 @@
+"""Walking step graphs without recursion, so that chains of any length work."""
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import TypeVar
+
+from marin_dagster.errors import CycleError
+from marin_dagster.steps.protocol import StepLike
+
+S = TypeVar("S", bound=StepLike)
+
+
+def deps_first(
+    terminals: Iterable[S], *, stop: Callable[[StepLike], bool] = lambda step: False
+) -> list[S]:
+    """``terminals`` and everything they depend on, each object once, dependencies first.
+
+    The order is the depth-first post-order of the terminals as given, the order in which Marin
+    schedules. Only ``deps`` is read, so it is safe before any hash exists.
+
+    Args:
+        terminals: where the walk starts.
+        stop: steps for which this holds are left out, with everything above them.
+
+    Raises:
+        CycleError: naming every step of the ring.
+    """
+    order: list[S] = []
+    done: set[int] = set()
+    for terminal in terminals:
+        if id(terminal) in done or stop(terminal):
+            continue
+        trail: dict[int, S] = {id(terminal): terminal}
+        waiting: list[Iterator[S]] = [iter(terminal.deps)]
+        while waiting:
+            dep = next(waiting[-1], None)
+            if dep is None:
+                waiting.pop()
+                key, step = trail.popitem()
+                done.add(key)
+                order.append(step)
+            elif id(dep) in trail:
+                raise CycleError(_describe_ring(list(trail.values()), dep))
+            elif id(dep) not in done and not stop(dep):
+                trail[id(dep)] = dep
+                waiting.append(iter(dep.deps))
+    return order
+
+
+def _describe_ring(trail: list[S], repeated: S) -> str:
+    start = next(index for index, step in enumerate(trail) if step is repeated)
+    ring = [step.name for step in trail[start:]]
+    return (
+        f"steps depend on each other in a ring: {' -> '.join([*ring, ring[0]])} "
+        "(each depends on the next). Remove one of these dependencies."
+    )

@@ -1,0 +1,115 @@
+"""``DagsterMarinTranslator``: how a step looks in Dagster. Subclass it to change that."""
+
+import functools
+import inspect
+import json
+import re
+import unicodedata
+from collections.abc import Callable
+from typing import Any
+
+import dagster as dg
+
+from marin_dagster._compat import disable_dagster_warnings
+from marin_dagster.steps import StepLike, step_function, step_resources
+from marin_dagster.steps.resources import resources_dict
+
+_NOT_IN_KEYS = re.compile(r"[^A-Za-z0-9_.-]")
+_NOT_IN_GROUPS = re.compile(r"[^A-Za-z0-9_]")
+
+
+class DagsterMarinTranslator:
+    """Turns a step into an asset key and an ``AssetSpec``.
+
+    Override either method; the keys of dependencies come from the same ``get_asset_key``, so the
+    two always agree::
+
+        class OurTranslator(DagsterMarinTranslator):
+            def get_asset_key(self, step):
+                return super().get_asset_key(step).with_prefix("research")
+
+            def get_asset_spec(self, step):
+                return super().get_asset_spec(step).replace_attributes(owners=["team:nlp"])
+    """
+
+    def get_asset_key(self, step: StepLike) -> dg.AssetKey:
+        """The asset's key: the step's name, split at ``/``.
+
+        Characters that Dagster's asset checks cannot carry are replaced: accents fall off, and
+        everything else becomes ``_``. Letters, digits, ``_``, ``-`` and ``.`` stay.
+        """
+        return dg.AssetKey([_ascii(part, _NOT_IN_KEYS) for part in step.name.split("/")])
+
+    def get_asset_spec(self, step: StepLike) -> dg.AssetSpec:
+        """The asset: key, dependencies, group, kinds, description, code version and metadata.
+
+        The code version is the step's hash, which covers everything above it, so that Dagster calls
+        an asset stale exactly when the cache would rebuild it.
+        """
+        resources = step_resources(step)
+        first, *rest = step.name.split("/")
+        return dg.AssetSpec(
+            key=self.get_asset_key(step),
+            deps=list(dict.fromkeys(self.get_asset_key(dep) for dep in step.deps)),
+            group_name=_ascii(first, _NOT_IN_GROUPS) if rest else None,
+            kinds={"marin"} if resources is None else {"marin", resources.device.kind},
+            description=_description(step),
+            code_version=step.hash_id,
+            metadata=_metadata(step, resources),
+        )
+
+
+def op_tags(step: StepLike) -> dict[str, Any]:
+    """Tags of the step's op: what it needs, for concurrency limits and the run's page."""
+    resources = step_resources(step)
+    if resources is None:
+        return {}
+    return {
+        "marin/device": resources.device.kind,
+        "marin/resources": json.dumps(resources_dict(resources)),
+    }
+
+
+def _metadata(step: StepLike, resources: Any) -> dict[str, Any]:
+    metadata: dict[str, Any] = {
+        "dagster/uri": step.output_path,
+        "marin/hash_id": step.hash_id,
+        "marin/name_with_hash": step.name_with_hash,
+        "marin/hash_attrs": dg.MetadataValue.json(json.loads(json.dumps(dict(step.hash_attrs)))),
+    }
+    if resources is not None:
+        metadata["marin/resources"] = dg.MetadataValue.json(resources_dict(resources))
+    code = getattr(_plain_function(step), "__code__", None)
+    if code is not None:
+        with disable_dagster_warnings():  # code references are in beta
+            reference = dg.LocalFileCodeReference(
+                file_path=code.co_filename, line_number=code.co_firstlineno, label=code.co_name
+            )
+            metadata["dagster/code_references"] = dg.CodeReferencesMetadataValue(
+                code_references=[reference]
+            )
+    return metadata
+
+
+def _description(step: StepLike) -> str | None:
+    return inspect.getdoc(function) if (function := _plain_function(step)) is not None else None
+
+
+def _plain_function(step: StepLike) -> Callable[..., Any] | None:
+    """The function that somebody wrote: out of wrappers, partials and callable objects."""
+    function: Any = step_function(step)
+    while True:
+        if isinstance(function, functools.partial):
+            function = function.func
+        elif hasattr(function, "__wrapped__"):
+            function = function.__wrapped__
+        elif function is None or inspect.isroutine(function):
+            return function
+        else:
+            function = type(function).__call__
+
+
+def _ascii(text: str, unwanted: re.Pattern[str]) -> str:
+    decomposed = unicodedata.normalize("NFKD", text)
+    plain = "".join(char for char in decomposed if not unicodedata.combining(char))
+    return unwanted.sub("_", plain)

@@ -1,0 +1,97 @@
+"""Fixtures and options that every test can use."""
+
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--run-interop",
+        action="store_true",
+        help="run the tests against real marin-core; fail when it is not installed",
+    )
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    # They import marin-core, which only their own environment has.
+    if collection_path.name == "interop" and not config.getoption("--run-interop"):
+        return True
+    return None
+
+
+@pytest.fixture(autouse=True)
+def _own_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A durable prefix of its own for every test, and nothing of the caller's."""
+    monkeypatch.setenv("MARIN_PREFIX", str(tmp_path / "store"))
+    monkeypatch.delenv("MARIN_PROVENANCE", raising=False)
+    monkeypatch.delenv("DAGSTER_HOME", raising=False)
+    monkeypatch.setenv("DO_NOT_TRACK", "1")
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    """The folder that ``MARIN_PREFIX`` names; it does not exist yet."""
+    return tmp_path / "store"
+
+
+@pytest.fixture(scope="session")
+def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A real S3 server on loopback; yields its URL."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    log = tmp_path_factory.mktemp("s3") / "server.log"
+    with log.open("wb") as output:
+        server = subprocess.Popen(
+            [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)],
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
+    url = f"http://127.0.0.1:{port}"
+    try:
+        _wait_until_answers(url, server, log)
+        yield url
+    finally:
+        server.terminate()
+        server.wait(timeout=10)
+
+
+@pytest.fixture
+def s3_prefix(
+    s3_server: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> str:
+    """An empty bucket of the S3 server, as a prefix; the process's S3 settings point to it."""
+    for name, value in {
+        "AWS_ENDPOINT_URL": s3_server,
+        "AWS_ACCESS_KEY_ID": "test",
+        "AWS_SECRET_ACCESS_KEY": "test",
+        "AWS_DEFAULT_REGION": "us-east-1",
+    }.items():
+        monkeypatch.setenv(name, value)
+    import s3fs
+
+    s3fs.S3FileSystem.clear_instance_cache()
+    bucket = f"bucket-{os.getpid()}-{abs(hash(request.node.nodeid)) % 10**10}"
+    s3fs.S3FileSystem().mkdir(bucket)
+    return f"s3://{bucket}/store"
+
+
+def _wait_until_answers(url: str, server: "subprocess.Popen[bytes]", log: Path) -> None:
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        if server.poll() is not None:
+            break
+        try:
+            urllib.request.urlopen(url, timeout=2).close()
+            return
+        except OSError:
+            time.sleep(0.1)
+    raise RuntimeError(f"the S3 server does not answer at {url}:\n{log.read_text()}")

@@ -1,0 +1,116 @@
+"""What tests of the Dagster face share: running a job through our executor, and reading the run."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+from dagster._core.definitions.job_base import InMemoryJob
+from dagster._core.execution.api import execute_run
+
+from marin_dagster import StepSpec
+
+DATA = Path(__file__).parent / "data"
+
+JOB = "materialize_steps"
+
+
+class Recorder:
+    """Makes step functions and remembers, in order, which of them ran."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    def step(self, name: str, *deps: Any, result: Any = None, fails: bool = False, **fields: Any) -> StepSpec:
+        """A step that writes ``data.txt`` and notes its name; ``fails`` after writing."""
+
+        def build(output_path: str) -> Any:
+            self.calls.append(name)
+            Path(output_path, "data.txt").write_text(name)
+            if fails:
+                raise RuntimeError(f"{name} fails on purpose")
+            return result
+
+        return StepSpec(name, deps=deps, fn=build, **fields)
+
+    def take(self) -> list[str]:
+        """The names noted since the last call."""
+        calls, self.calls = self.calls, []
+        return calls
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished run."""
+
+    success: bool
+    events: list[dg.DagsterEvent]
+    run_id: str
+
+    def of_type(self, kind: str) -> list[dg.DagsterEvent]:
+        """Events of one type, such as ``STEP_SKIPPED``."""
+        return [event for event in self.events if event.event_type_value == kind]
+
+    def steps(self, kind: str) -> list[str]:
+        """Step keys of the events of one type, sorted."""
+        return sorted(event.step_key for event in self.of_type(kind) if event.step_key)
+
+    def materialized(self) -> dict[str, dg.AssetMaterialization]:
+        """The run's materializations by asset key."""
+        return {
+            event.asset_key.to_user_string(): event.step_materialization_data.materialization
+            for event in self.of_type("ASSET_MATERIALIZATION")
+            if event.asset_key
+        }
+
+    def observed(self) -> list[str]:
+        """Keys of the assets that were observed, sorted."""
+        return sorted(
+            event.asset_key.to_user_string()
+            for event in self.of_type("ASSET_OBSERVATION")
+            if event.asset_key
+        )
+
+    def error(self, step_key: str) -> str:
+        """The whole error text, causes included, of a failed step."""
+        for event in self.of_type("STEP_FAILURE"):
+            if event.step_key == step_key:
+                return str(event.step_failure_data.error)
+        raise AssertionError(f"{step_key} has not failed")
+
+
+def metadata_of(materialization: dg.AssetMaterialization) -> dict[str, Any]:
+    """A materialization's metadata as plain values."""
+    return {key: value.value for key, value in materialization.metadata.items()}
+
+
+def run_job(
+    definitions: dg.Definitions,
+    instance: dg.DagsterInstance,
+    *,
+    select: Iterable[str] | None = None,
+    config: Mapping[str, Any] | None = None,
+    job: str = JOB,
+) -> Run:
+    """Run a job in this process, with the executor that the job states.
+
+    Args:
+        definitions: where the job is.
+        instance: where the run is recorded.
+        select: asset keys, all when None.
+        config: the executor's config.
+        job: the job's name.
+    """
+    job_def = definitions.resolve_job_def(job)
+    keys = None if select is None else {dg.AssetKey.from_user_string(key) for key in select}
+    if keys is not None:
+        job_def = job_def.get_subset(asset_selection=keys)
+    run = instance.create_run_for_job(
+        job_def=job_def,
+        run_config={"execution": {"config": dict(config)}} if config else {},
+        asset_selection=None if keys is None else frozenset(keys),
+    )
+    result = execute_run(InMemoryJob(job_def), run, instance, raise_on_error=False)
+    return Run(result.success, list(result.all_events), run.run_id)
+
