@@ -22,7 +22,9 @@ class Recorder:
     def __init__(self) -> None:
         self.calls: list[str] = []
 
-    def step(self, name: str, *deps: Any, result: Any = None, fails: bool = False, **fields: Any) -> StepSpec:
+    def step(
+        self, name: str, *deps: Any, result: Any = None, fails: bool = False, **fields: Any
+    ) -> StepSpec:
         """A step that writes ``data.txt`` and notes its name; ``fails`` after writing."""
 
         def build(output_path: str) -> Any:

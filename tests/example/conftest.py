@@ -1,15 +1,10 @@
-"""Makes the example project importable, and builds it once for the tests that look at results."""
+"""Builds the example project once for the tests that look at its results."""
 
-import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import fsspec
 import pytest
-
-SOURCE = Path(__file__).resolve().parents[2] / "example_project" / "src"
-sys.path.insert(0, str(SOURCE))
 
 Build = tuple[dict[str, str], dict[str, Any]]
 """Of each step by name: its output path, and what its function returned."""

@@ -14,7 +14,7 @@ from language_reference.evaluation import evaluate
 from language_reference.ngram import train_ngram
 from language_reference.report import write_report
 from language_reference.tokenizing import tokenize_split, train_tokenizer
-from marin_dagster.steps import ResourceConfig, StepSpec
+from marin_dagster import ResourceConfig, StepSpec
 
 CORPUS: dict[str, Any] = {
     "topics_sha256": topics_digest(),

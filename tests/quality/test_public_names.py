@@ -1,0 +1,59 @@
+"""The public names are exactly these; adding or removing one is a decision, not an accident."""
+
+import inspect
+
+import pytest
+
+import marin_dagster
+from marin_dagster import errors
+
+PUBLIC = [
+    "ArtifactRecord",
+    "DagsterMarinTranslator",
+    "MarinDagsterError",
+    "MarinDagsterWarning",
+    "MarinIOManager",
+    "RemoteCallable",
+    "ResourceConfig",
+    "StepCache",
+    "StepGraph",
+    "StepLike",
+    "StepOutput",
+    "StepSpec",
+    "build_definitions",
+    "build_marin_assets",
+    "marin_executor",
+    "remote",
+]
+
+
+def test_the_public_names_are_these() -> None:
+    assert marin_dagster.__all__ == PUBLIC
+    assert set(PUBLIC) <= set(dir(marin_dagster))
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_each_public_name_is_there_and_documented(name: str) -> None:
+    value = getattr(marin_dagster, name)
+    assert name == "marin_executor" or inspect.getdoc(value)
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no_such_name"):
+        marin_dagster.no_such_name  # noqa: B018
+
+
+def test_the_drawing_of_the_errors_is_the_hierarchy() -> None:
+    drawing = errors.__doc__ or ""
+    classes = [
+        value
+        for value in vars(errors).values()
+        if isinstance(value, type) and issubclass(value, errors.MarinDagsterError)
+    ]
+    for error in classes:
+        line = next(line for line in drawing.splitlines() if error.__name__ in line.split())
+        ancestry = [base for base in error.__mro__ if issubclass(base, errors.MarinDagsterError)]
+        # The drawing is indented by one step of four columns.
+        assert line.index(error.__name__) == 4 * len(ancestry)
+        builtin = {base.__name__ for base in error.__bases__ if base.__module__ == "builtins"}
+        assert all(f"({name})" in line for name in builtin - {"Exception"})

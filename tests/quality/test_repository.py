@@ -1,0 +1,52 @@
+"""What the repository promises about itself: the README's graph works, files stay small."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import dagster as dg
+import pytest
+
+from support import run_job
+
+ROOT = Path(__file__).parents[2]
+MAX_LINES = 350
+
+
+def test_the_graph_in_the_readme_works_when_pasted(tmp_path: Path) -> None:
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    pipeline = next(block for block in blocks if "build_definitions([total])" in block)
+    assert len(pipeline.strip().splitlines()) <= 16
+    namespace: dict[str, object] = {}
+    exec(compile(pipeline, str(tmp_path / "pipeline.py"), "exec"), namespace)
+    definitions = namespace["defs"]
+    assert isinstance(definitions, dg.Definitions)
+    with dg.DagsterInstance.ephemeral() as instance:
+        first, second = run_job(definitions, instance), run_job(definitions, instance)
+    assert first.success
+    assert first.materialized()["total"].metadata["total"].value == 328350
+    assert second.success
+    assert second.observed() == ["squares", "total"]
+
+
+def test_the_workspace_opens_from_any_folder(tmp_path: Path) -> None:
+    workspace = str(ROOT / "workspace.yaml")
+    listed = subprocess.run(
+        [sys.executable, "-m", "dagster", "job", "list", "-w", workspace],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert listed.returncode == 0, listed.stderr
+    assert "Job: materialize_steps" in listed.stdout
+
+
+@pytest.mark.parametrize(
+    "path",
+    sorted((ROOT / "marin_dagster").rglob("*.py")),
+    ids=lambda path: str(path.relative_to(ROOT)),
+)
+def test_no_file_of_the_package_is_long(path: Path) -> None:
+    assert len(path.read_text().splitlines()) <= MAX_LINES
