@@ -15,12 +15,10 @@ run := $(UV) run --frozen
 help: ## What there is to do
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
 
-demo: env ## Build the example pipeline end to end, and show what ran
-	@mkdir -p $(DEMO)/dagster
+demo: env instance ## Build the example pipeline end to end, and show what ran
 	@$(demo_env) $(run) python scripts/demo.py
 
-ui: env ## Open the example in the Dagster UI, http://127.0.0.1:3000
-	@mkdir -p $(DEMO)/dagster
+ui: env instance ## Open the example in the Dagster UI, http://127.0.0.1:3000
 	$(demo_env) $(run) dagster dev -w workspace.yaml
 
 test: check unit lowest interop ## Everything that CI runs
@@ -42,6 +40,10 @@ interop: $(UV) ## Tests against real marin-core, in a Python 3.12 environment of
 env: $(UV) ## The development environment
 	@$(UV) sync --quiet --frozen
 
+instance:
+	@mkdir -p $(DEMO)/dagster
+	@cp scripts/demo-instance.yaml $(DEMO)/dagster/dagster.yaml
+
 $(CURDIR)/.tools/bin/uv:
 	python3 -m venv .tools
 	.tools/bin/pip install --quiet --disable-pip-version-check uv
@@ -49,4 +51,4 @@ $(CURDIR)/.tools/bin/uv:
 clean: ## Remove environments, caches and the demo's outputs
 	rm -rf .venv .venv-* .tools .demo .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
-.PHONY: help demo ui test check unit lowest interop env clean
+.PHONY: help demo ui test check unit lowest interop env instance clean

@@ -4,7 +4,12 @@ All of them have these names from Dagster 1.11.10 on; the tests run the lowest a
 release.
 """
 
-from dagster._core.events import DagsterEvent, DagsterEventType, EngineEventData
+from dagster._core.events import (
+    AssetObservationData,
+    DagsterEvent,
+    DagsterEventType,
+    EngineEventData,
+)
 from dagster._core.execution.api import ExecuteRunWithPlanIterable
 from dagster._core.execution.context.system import (
     PlanExecutionContext,
@@ -24,12 +29,16 @@ from dagster._core.execution.step_dependency_config import (
     get_step_dependency_config_field,
 )
 from dagster._core.execution.tags import get_tag_concurrency_limits_config
+from dagster._core.storage.compute_log_manager import CapturedLogContext, ComputeIOType
 from dagster._utils.cached_method import cached_method
 from dagster._utils.warnings import disable_dagster_warnings
 from dagster_shared.error import SerializableErrorInfo
 
 __all__ = [
     "ActiveExecution",
+    "AssetObservationData",
+    "CapturedLogContext",
+    "ComputeIOType",
     "DagsterEvent",
     "DagsterEventType",
     "EngineEventData",

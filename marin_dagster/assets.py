@@ -26,8 +26,6 @@ Steps = Iterable[StepLike] | Callable[[], Iterable[StepLike]]
 
 MarinAsset = dg.AssetsDefinition | dg.AssetSpec
 
-_PLAIN_PART = re.compile(r"[A-Za-z0-9_]+")
-
 
 @dataclass(frozen=True, eq=False)
 class StepOp:
@@ -106,20 +104,15 @@ def build_marin_assets(
     graph = StepGraph.from_steps(steps() if callable(steps) else steps)
     translator = translator or DagsterMarinTranslator()
     keys = _asset_keys(graph, translator)
+    op_names = _op_names(keys.values())
     assets: list[MarinAsset] = []
-    op_names: dict[str, StepLike] = {}
     for step in graph.steps.values():
         spec = _spec(step, translator, keys)
         if step.fn is None:
             assets.append(spec)
-            continue
-        name = _op_name(spec.key)
-        if (other := op_names.setdefault(name, step)) is not step:
-            raise CollisionError(
-                f"steps {other.name!r} and {step.name!r} both need the op name {name!r}. Rename "
-                "one of them, or give it another key in the translator."
-            )
-        assets.append(_assets_definition(step, spec, graph, keys, name, io_manager_key))
+        else:
+            name = op_names[spec.key]
+            assets.append(_assets_definition(step, spec, graph, keys, name, io_manager_key))
     return assets
 
 
@@ -204,15 +197,18 @@ def _assets_definition(
     )
 
 
-def _op_name(key: dg.AssetKey) -> str:
-    """A name for the op, different for different keys.
+def _op_names(keys: Iterable[dg.AssetKey]) -> dict[dg.AssetKey, str]:
+    """A name for each key's op, which is also its step key: the parts, joined by two underscores.
 
-    Plain parts are joined by two underscores. Where that could be ambiguous, as for ``x/y`` beside
-    ``x__y`` or ``a-b`` beside ``a_b``, eight digits of the key's hash are added.
+    Where that is not enough to tell keys apart, as for ``x/y`` beside ``x__y`` or ``a-b`` beside
+    ``a_b``, eight digits of each key's hash are added.
     """
-    name = "__".join(re.sub(r"[^A-Za-z0-9_]", "_", part) for part in key.path)
-    plain = all(_PLAIN_PART.fullmatch(part) and "__" not in f"_{part}_" for part in key.path)
-    if plain:
-        return name
-    digest = hashlib.sha256("/".join(key.path).encode()).hexdigest()[:8]
-    return f"{name}_{digest}"
+    by_name: dict[str, list[dg.AssetKey]] = defaultdict(list)
+    for key in keys:
+        by_name[re.sub(r"[^A-Za-z0-9_]", "_", "__".join(key.path))].append(key)
+    names = {}
+    for name, sharing in by_name.items():
+        for key in sharing:
+            digest = hashlib.sha256(key.to_user_string().encode()).hexdigest()[:8]
+            names[key] = name if len(sharing) == 1 else f"{name}_{digest}"
+    return names

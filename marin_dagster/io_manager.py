@@ -86,7 +86,8 @@ class MarinIOManager(dg.ConfigurableIOManager):
         """
         if isinstance(obj, Attempt):
             record = obj.commit()
-            metadata: dict[str, Any] = {"marin/cache": "built", "marin/duration_s": obj.duration_s}
+            seconds = round(obj.duration_s, 3)
+            metadata: dict[str, Any] = {"marin/cache": "built", "marin/duration_s": seconds}
             if record is None:
                 record = read_record(obj.folder)
         elif isinstance(obj, Hit):
@@ -100,10 +101,11 @@ class MarinIOManager(dg.ConfigurableIOManager):
             )
         context.add_output_metadata(
             {
+                # First, so that a number cannot hide one of our own facts.
+                **dict(_numbers(record.result if record else None)),
                 "marin/output_path": dg.MetadataValue.path(obj.folder.url),
                 **metadata,
                 **_size(context, obj.folder),
-                **dict(_numbers(record.result if record else None)),
             }
         )
 

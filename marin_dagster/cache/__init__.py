@@ -1,6 +1,7 @@
 """WHETHER an output is built: the status-file cache beside each output, on fsspec. No Dagster."""
 
-from marin_dagster.cache.cache import Attempt, CacheState, Hit, LookUp, StepCache
+from marin_dagster.cache.attempt import Attempt, Hit
+from marin_dagster.cache.cache import CacheState, LookUp, StepCache
 from marin_dagster.cache.lease import LeaseTiming
 from marin_dagster.cache.provenance import Provenance, launch_provenance
 from marin_dagster.cache.record import ArtifactRecord, read_record, write_record

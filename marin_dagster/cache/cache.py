@@ -14,33 +14,23 @@ takes over what the other has built or left behind.
 """
 
 import logging
-import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from enum import Enum
-from functools import cached_property
 from typing import Any, TypeVar
 
+from marin_dagster.cache.attempt import Attempt, Hit
 from marin_dagster.cache.keeper import HeldLease, keeper
 from marin_dagster.cache.lease import LeaseTiming, LeaseWatch, Lock, lock_for, new_worker_id
-from marin_dagster.cache.record import (
-    RECORD_FILE,
-    ArtifactRecord,
-    read_record,
-    step_record,
-    write_info,
-    write_record,
-)
+from marin_dagster.cache.record import write_info
 from marin_dagster.cache.status import Status, read_status, write_status
 from marin_dagster.cache.store import Folder
 from marin_dagster.errors import (
     DependencyNotBuiltError,
-    LeaseLostError,
     OutputVanishedError,
     PreviousAttemptFailedError,
-    RecordError,
     StepWithoutFunctionError,
 )
 from marin_dagster.steps.paths import check_step_path
@@ -76,112 +66,6 @@ class LookUp:
     state: CacheState
     owner: str | None = None
     """Who is building it, when RUNNING."""
-
-
-@dataclass(frozen=True)
-class Hit:
-    """A finished output, served from the cache."""
-
-    step: StepLike
-    folder: Folder
-
-    @cached_property
-    def record(self) -> ArtifactRecord | None:
-        """The output's record, read at first use; None when it has none.
-
-        Raises:
-            RecordError: there is one, but it cannot be read.
-        """
-        return read_record(self.folder)
-
-
-@dataclass(eq=False)
-class Attempt:
-    """One attempt to build an output: lease held and renewed, status RUNNING.
-
-    It ends exactly once, by :meth:`commit` or :meth:`fail`; :meth:`abandon` belongs on every way
-    out. Safe to end from another thread.
-    """
-
-    step: StepLike
-    folder: Folder
-    result: Any = None
-    """What the function returned."""
-    _lease: HeldLease = field(kw_only=True)
-    _started: float = field(default_factory=time.monotonic)
-    _mutex: threading.RLock = field(default_factory=threading.RLock)
-    _ended: bool = False
-
-    @property
-    def duration_s(self) -> float:
-        """Seconds since the attempt began."""
-        return time.monotonic() - self._started
-
-    def commit(self) -> ArtifactRecord | None:
-        """Finish: write the record, make sure that the lease still holds, write SUCCESS.
-
-        Returns:
-            The record written; None when the function writes its own.
-
-        Raises:
-            LeaseLostError: another worker took over; neither its lock nor its status is touched.
-            ResultError: a record cannot hold the result.
-            RecordError: the function should have written a record and did not.
-            StoreError: the store refused.
-
-        After any of these the attempt has failed.
-        """
-        with self._mutex:
-            if self._ended:
-                raise LeaseLostError(
-                    f"step {self.step.name_with_hash}: this attempt has already ended; its output "
-                    f"{self.folder.url} is not marked as finished."
-                )
-            try:
-                record = None if self.step.writes_record else step_record(self.step, self.result)
-                # Before the record, too: a new owner's record is not ours to overwrite.
-                self._lease.check()
-                if record is not None:
-                    write_record(self.folder, record)
-                elif self.folder.read(RECORD_FILE) is None:
-                    raise RecordError(
-                        f"step {self.step.name_with_hash} states writes_record but left no "
-                        f"{RECORD_FILE} in {self.folder.url}. Write it in the step's function."
-                    )
-                self._lease.check()
-                write_status(self.folder, Status.SUCCESS)
-            except BaseException:
-                self.fail()
-                raise
-            self._end()
-            return record
-
-    def fail(self) -> None:
-        """Mark the attempt as failed and give the lease back. Raises nothing for a broken store:
-        the status then stays RUNNING without a lease, which the next worker takes over."""
-        with self._mutex:
-            if self._ended:
-                return
-            try:
-                self._lease.check()
-                write_status(self.folder, Status.FAILED)
-            except LeaseLostError as error:
-                logger.error("step %s: %s", self.step.name_with_hash, error)
-            except Exception:
-                logger.exception("could not mark %s as failed", self.folder.url)
-            finally:
-                self._end()
-
-    def abandon(self) -> None:
-        """Fail unless the attempt has been committed or has failed."""
-        self.fail()
-
-    def _end(self) -> None:
-        self._ended = True
-        try:
-            self._lease.release()
-        except Exception:
-            logger.exception("could not release the lease on %s; it runs out", self.folder.url)
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ import dagster as dg
 
 from marin_dagster._compat import (
     ActiveExecution,
+    AssetObservationData,
     DagsterEvent,
     DagsterEventType,
     EngineEventData,
@@ -189,16 +190,18 @@ def _observe(context: Any, op: StepOp) -> Iterator[DagsterEvent]:
     # An observation, not a materialization: the asset's latest materialization stays the true
     # build, and automation conditions downstream do not fire.
     yield DagsterEvent.step_start_event(context)
-    yield DagsterEvent.asset_observation(
-        context,
-        dg.AssetObservation(
-            asset_key=op.asset_key,
-            description=f"Served from the cache: {op.step.output_path}",
-            metadata={
-                "marin/output_path": dg.MetadataValue.path(op.step.output_path),
-                "marin/cache": "hit",
-            },
-        ),
+    observation = dg.AssetObservation(
+        asset_key=op.asset_key,
+        metadata={
+            "marin/output_path": dg.MetadataValue.path(op.step.output_path),
+            "marin/cache": "hit",
+        },
+    )
+    yield DagsterEvent.from_step(
+        event_type=DagsterEventType.ASSET_OBSERVATION,
+        step_context=context,
+        event_specific_data=AssetObservationData(observation),
+        message=f"{op.step.name_with_hash}: served from the cache",
     )
     yield DagsterEvent.step_success_event(context, StepSuccessData(duration_ms=0.0))
 

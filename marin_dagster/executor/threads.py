@@ -14,6 +14,7 @@ from marin_dagster._compat import (
     trigger_hook,
 )
 from marin_dagster.control import StepControl, step_control
+from marin_dagster.executor.logs import captured_step_logs
 
 
 @dataclass(frozen=True)
@@ -75,11 +76,13 @@ class StepThreads:
         step_control.set(control)
         events: list[DagsterEvent] = []
         try:
-            for event in dagster_event_sequence_for_step(context):
-                events.append(event)
-                self._messages.put(StepMessage(key, event))
-            for event in trigger_hook(context, events):
-                self._messages.put(StepMessage(key, event, from_hook=True))
+            with captured_step_logs(context) as captured:
+                self._messages.put(StepMessage(key, captured))
+                for event in dagster_event_sequence_for_step(context):
+                    events.append(event)
+                    self._messages.put(StepMessage(key, event))
+                for event in trigger_hook(context, events):
+                    self._messages.put(StepMessage(key, event, from_hook=True))
         except BaseException:
             # Dagster has made the failure event already; it raises again for an interrupt, which
             # here ends one step's thread and not the run.

@@ -4,7 +4,7 @@ from typing import Any
 
 from marin_dagster.errors import StepWithoutFunctionError
 from marin_dagster.steps.protocol import StepLike
-from marin_dagster.steps.resources import step_function
+from marin_dagster.steps.remote import step_function
 
 
 def run_inline(step: StepLike) -> Any:

@@ -12,6 +12,7 @@ from marin_dagster.errors import CollisionError, GraphError, HashAttributeError,
 from marin_dagster.steps.attributes import attribute_error, strings_in
 from marin_dagster.steps.paths import check_step_path
 from marin_dagster.steps.protocol import StepLike
+from marin_dagster.steps.remote import step_resources
 from marin_dagster.steps.walk import deps_first
 
 
@@ -52,6 +53,7 @@ class StepGraph:
             for dep in step.deps:
                 _check_is_step(dep, f"deps of step {step.name!r}")
             _check_attributes(step)
+            _check_execution(step)
             check_step_path(step.name, step.output_path)
             known = steps.setdefault(step.output_path, step)
             if known.name_with_hash != step.name_with_hash:
@@ -168,3 +170,13 @@ def _check_attributes(step: StepLike) -> None:
                     MarinDagsterWarning,
                     stacklevel=3,
                 )
+
+
+def _check_execution(step: StepLike) -> None:
+    if step.fn is not None and not callable(step.fn):
+        raise GraphError(f"step {step.name!r}: fn is {step.fn!r}, which cannot be called.")
+    resources = step_resources(step)
+    if resources is not None and not hasattr(resources, "device"):
+        raise GraphError(
+            f"step {step.name!r}: resources is a {type(resources).__name__}. Give a ResourceConfig."
+        )
