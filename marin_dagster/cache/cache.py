@@ -23,7 +23,8 @@ from typing import Any, TypeVar
 
 from marin_dagster.cache.attempt import Attempt, Hit
 from marin_dagster.cache.keeper import HeldLease, keeper
-from marin_dagster.cache.lease import LeaseTiming, LeaseWatch, Lock, lock_for, new_worker_id
+from marin_dagster.cache.lease import LeaseTiming, LeaseWatch, Lock, new_worker_id
+from marin_dagster.cache.locks import lock_for
 from marin_dagster.cache.record import write_info
 from marin_dagster.cache.status import Status, read_status, write_status
 from marin_dagster.cache.store import Folder

@@ -1,8 +1,9 @@
 """The lock file ``.executor_status.lock``: a lease that its holder renews.
 
 The file is Marin's: JSON with exactly ``worker_id`` and ``timestamp``. On local disk every change
-happens under ``flock`` on the file itself, as Marin does; elsewhere a worker writes, waits until
-writes have settled, and reads back who won.
+happens under ``flock`` on the file itself, as Marin does; ``object_lock`` does the same in buckets
+with conditional puts; elsewhere a worker writes, waits until writes have settled, and reads back
+who won.
 """
 
 import fcntl
@@ -47,6 +48,11 @@ class Lease:
 
 
 UNREADABLE = "an unreadable lock file"
+
+
+def new_lease(worker_id: str) -> Lease:
+    """A lease renewed now."""
+    return Lease(worker_id, time.time())
 
 
 def new_worker_id() -> str:
@@ -150,7 +156,7 @@ class LocalLock:
             with self._exclusive(os.O_RDWR | os.O_CREAT) as descriptor:
                 if watch.is_live(_read_descriptor(descriptor)):
                     return False
-                _write_descriptor(descriptor, Lease(worker_id, time.time()))
+                _write_descriptor(descriptor, new_lease(worker_id))
                 return True
         except OSError as error:
             raise StoreError(f"the store refused to lock {self.path}: {error}") from error
@@ -158,10 +164,10 @@ class LocalLock:
     def refresh(self, worker_id: str) -> None:
         try:
             with self._exclusive(os.O_RDWR) as descriptor:
-                _require_own(_read_descriptor(descriptor), worker_id, self.path)
-                _write_descriptor(descriptor, Lease(worker_id, time.time()))
+                require_own(_read_descriptor(descriptor), worker_id, self.path)
+                _write_descriptor(descriptor, new_lease(worker_id))
         except FileNotFoundError:
-            _require_own(None, worker_id, self.path)
+            require_own(None, worker_id, self.path)
 
     def release(self, worker_id: str) -> None:
         try:
@@ -212,7 +218,7 @@ class SettledLock:
         return lease is not None and lease.worker_id == worker_id
 
     def refresh(self, worker_id: str) -> None:
-        _require_own(self.read(), worker_id, self.folder.url)
+        require_own(self.read(), worker_id, self.folder.url)
         self._write(worker_id)
 
     def release(self, worker_id: str) -> None:
@@ -221,15 +227,11 @@ class SettledLock:
             self.folder.delete(LOCK_FILE)
 
     def _write(self, worker_id: str) -> None:
-        self.folder.write(LOCK_FILE, format_lease(Lease(worker_id, time.time())))
+        self.folder.write(LOCK_FILE, format_lease(new_lease(worker_id)))
 
 
-def lock_for(folder: Folder, timing: LeaseTiming) -> Lock:
-    """The lock of an output, by what its store can do."""
-    return LocalLock(folder) if folder.is_local else SettledLock(folder, timing)
-
-
-def _require_own(lease: Lease | None, worker_id: str, path: str) -> None:
+def require_own(lease: Lease | None, worker_id: str, path: str) -> None:
+    """Raise ``LeaseLostError`` unless the lease is this worker's."""
     if lease is None or lease.worker_id != worker_id:
         holder = "nobody (the lock file is gone)" if lease is None else lease.worker_id
         raise LeaseLostError(

@@ -1,0 +1,14 @@
+"""Which lock an output gets, by what its store can do."""
+
+from marin_dagster.cache import object_lock
+from marin_dagster.cache.lease import LeaseTiming, LocalLock, Lock, SettledLock
+from marin_dagster.cache.store import Folder
+
+
+def lock_for(folder: Folder, timing: LeaseTiming) -> Lock:
+    """``flock`` on local disk, conditional puts in buckets, write-settle-read elsewhere."""
+    if folder.is_local:
+        return LocalLock(folder)
+    if object_lock.serves(folder.fs):
+        return object_lock.ObjectLock(folder)
+    return SettledLock(folder, timing)

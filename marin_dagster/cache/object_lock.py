@@ -1,0 +1,200 @@
+"""The lock file on object stores, changed by conditional puts only.
+
+S3 compares ETags and Google Cloud Storage generations, as Marin does on the same object, so two
+workers can never hold one lease. The puts go through obstore; where to and with which credentials
+is read off the fsspec filesystem that serves the data, so there is nothing to configure twice.
+"""
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from functools import lru_cache
+from typing import Any, TypeVar
+
+from marin_dagster.cache.lease import (
+    LOCK_FILE,
+    Lease,
+    LeaseWatch,
+    format_lease,
+    new_lease,
+    parse_lease,
+    require_own,
+)
+from marin_dagster.cache.store import Folder
+from marin_dagster.errors import StoreError
+
+T = TypeVar("T")
+
+_CREDENTIALS_LIVE = timedelta(minutes=10)
+_TIMEOUTS = {"connect_timeout": "10s", "timeout": "30s"}
+
+
+@dataclass(frozen=True)
+class ObjectLock:
+    """The lock file of one output in a bucket of S3 or Google Cloud Storage."""
+
+    folder: Folder
+
+    def read(self) -> Lease | None:
+        content, _ = self._get()
+        return parse_lease(content)
+
+    def acquire(self, worker_id: str, watch: LeaseWatch) -> bool:
+        content, version = self._get()
+        if watch.is_live(parse_lease(content)):
+            return False
+        return self._put(new_lease(worker_id), version)
+
+    def refresh(self, worker_id: str) -> None:
+        content, version = self._get()
+        require_own(parse_lease(content), worker_id, self.folder.url)
+        if not self._put(new_lease(worker_id), version):
+            # Changed since it was read: by somebody else, or by a put of our own whose answer was
+            # lost on the way.
+            require_own(self.read(), worker_id, self.folder.url)
+
+    def release(self, worker_id: str) -> None:
+        lease = self.read()
+        if lease is not None and lease.worker_id == worker_id:
+            store, key = self._object()
+            self._ask("delete", lambda: store.delete(key))
+
+    def _get(self) -> tuple[bytes | None, dict[str, str] | None]:
+        """The lock file and its version, as the next conditional put wants it."""
+        store, key = self._object()
+
+        def get() -> tuple[bytes | None, dict[str, str] | None]:
+            try:
+                found = store.get(key)
+            except FileNotFoundError:
+                return None, None
+            meta = found.meta
+            version = {name: meta[name] for name in ("e_tag", "version") if meta.get(name)}
+            return bytes(found.bytes()), version
+
+        return self._ask("read", get)
+
+    def _put(self, lease: Lease, version: dict[str, str] | None) -> bool:
+        """Write if the object still has this version, or still does not exist."""
+        from obstore.exceptions import AlreadyExistsError, PreconditionError
+
+        store, key = self._object()
+
+        def put() -> bool:
+            try:
+                store.put(key, format_lease(lease), mode=version or "create")
+            except (AlreadyExistsError, PreconditionError):
+                return False
+            return True
+
+        return self._ask("lock", put)
+
+    def _ask(self, verb: str, call: Callable[[], T]) -> T:
+        from obstore.exceptions import BaseError
+
+        try:
+            return call()
+        except (BaseError, OSError) as error:
+            where = f"{self.folder.url}/{LOCK_FILE}"
+            raise StoreError(f"the store refused to {verb} {where}: {error}") from error
+
+    def _object(self) -> tuple[Any, str]:
+        bucket, _, key = self.folder.file(LOCK_FILE).partition("/")
+        return _bucket(self.folder.fs, bucket), key
+
+
+def serves(fs: Any) -> bool:
+    """Whether the filesystem is a bucket that knows conditional puts."""
+    return _scheme(fs) in ("s3", "gs")
+
+
+def _scheme(fs: Any) -> str:
+    protocol = fs.protocol if isinstance(fs.protocol, (tuple, list)) else (fs.protocol,)
+    for scheme, names in (("s3", ("s3", "s3a")), ("gs", ("gs", "gcs"))):
+        if any(name in names for name in protocol):
+            return scheme
+    return str(protocol[0])
+
+
+@lru_cache(maxsize=64)
+def _bucket(fs: Any, bucket: str) -> Any:
+    try:
+        from obstore.store import GCSStore, S3Store
+    except ImportError as error:
+        extra = "s3" if _scheme(fs) == "s3" else "gcs"
+        raise StoreError(
+            f"leases in {_scheme(fs)}://{bucket} need the package obstore. Install "
+            f"marin-dagster[{extra}]."
+        ) from error
+    if _scheme(fs) == "s3":
+        return S3Store(bucket, **_s3_settings(fs, bucket))
+    return GCSStore(bucket, **_gcs_settings(fs))
+
+
+# obstore's threads stay with the parent of a fork; the child opens its own.
+os.register_at_fork(after_in_child=_bucket.cache_clear)
+
+
+def _s3_settings(fs: Any, bucket: str) -> dict[str, Any]:
+    fs.connect()
+    client = fs.s3.meta
+    endpoint = client.endpoint_url
+    style = (client.config.s3 or {}).get("addressing_style")
+    if style == "virtual":
+        scheme, _, host = endpoint.partition("://")
+        endpoint = f"{scheme}://{bucket}.{host}"
+    settings: dict[str, Any] = {
+        "endpoint": endpoint,
+        "virtual_hosted_style_request": style == "virtual",
+        "client_options": {**_TIMEOUTS, "allow_http": endpoint.startswith("http://")},
+    }
+    if client.region_name and client.region_name != "aws-global":
+        settings["region"] = client.region_name
+    if fs.anon:
+        settings["skip_signature"] = True
+    elif fs.key and fs.secret:
+        settings["access_key_id"], settings["secret_access_key"] = fs.key, fs.secret
+        if fs.token:
+            settings["token"] = fs.token
+    else:
+        settings["credential_provider"] = _botocore_credentials(fs.session.profile)
+    return settings
+
+
+def _botocore_credentials(profile: str | None) -> Callable[[], dict[str, Any]]:
+    """The credentials that botocore, and so s3fs, would find: environment, files, roles."""
+    from botocore.session import Session
+
+    credentials = Session(profile=profile).get_credentials()
+    if credentials is None:
+        raise StoreError("no AWS credentials: set them for s3fs, for example in the environment.")
+
+    def current() -> dict[str, Any]:
+        frozen = credentials.get_frozen_credentials()
+        return {
+            "access_key_id": frozen.access_key,
+            "secret_access_key": frozen.secret_key,
+            "token": frozen.token,
+            # botocore refreshes them in time by itself; ask it again before long.
+            "expires_at": datetime.now(UTC) + _CREDENTIALS_LIVE,
+        }
+
+    return current
+
+
+def _gcs_settings(fs: Any) -> dict[str, Any]:
+    endpoint = fs._endpoint
+    settings: dict[str, Any] = {
+        "client_options": {**_TIMEOUTS, "allow_http": endpoint.startswith("http://")}
+    }
+    if endpoint != "https://storage.googleapis.com":
+        settings["base_url"] = endpoint
+    credentials = fs.credentials.credentials
+    if credentials is None:
+        settings["skip_signature"] = True
+    else:
+        from obstore.auth.google import GoogleCredentialProvider
+
+        settings["credential_provider"] = GoogleCredentialProvider(credentials)
+    return settings
