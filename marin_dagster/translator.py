@@ -110,6 +110,8 @@ def _plain_function(step: StepLike) -> Callable[..., Any] | None:
 
 
 def _ascii(text: str, unwanted: re.Pattern[str]) -> str:
+    if not unwanted.search(text):
+        return text
     decomposed = unicodedata.normalize("NFKD", text)
     plain = "".join(char for char in decomposed if not unicodedata.combining(char))
     return unwanted.sub("_", plain)

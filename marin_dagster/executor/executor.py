@@ -135,8 +135,7 @@ class MarinExecutor(dg.Executor):
                     )
                 yield from active.concurrency_event_iterator(job_context)
             elif not threads.running or time.monotonic() > give_up_at:
-                # Leaving the ActiveExecution incomplete raises the interrupt that ends the run.
-                return
+                break
             for message in threads.messages(_pause_s(active)):
                 if message.event is None:
                     active.verify_complete(job_context, message.step_key)
@@ -145,6 +144,8 @@ class MarinExecutor(dg.Executor):
                 if not message.from_hook:
                     active.handle_event(message.event)
             yield from active.plan_events_iterator(job_context)
+        if give_up_at is not None:
+            raise dg.DagsterExecutionInterruptedError
 
     def _control(self, key: str, decisions: Decisions) -> StepControl:
         return StepControl(
