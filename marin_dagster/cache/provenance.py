@@ -5,12 +5,13 @@ import functools
 import getpass
 import json
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 import threading
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
 
 PROVENANCE_VARIABLE = "MARIN_PROVENANCE"
 """Environment variable with a launch's provenance as JSON, which Marin sets in remote jobs."""
@@ -49,7 +50,7 @@ def launch_provenance() -> Provenance:
 
     Never raises: outside a checkout, or without git, the git fields stay empty.
     """
-    # Two `git stash create` at once would fight for the index lock.
+    # functools.cache alone lets threads that come at once all ask git.
     with _capturing:
         return _capture_once()
 
@@ -65,11 +66,8 @@ def _from_environment() -> Provenance | None:
 
 
 def _from_git() -> Provenance:
-    # `git stash create` writes the tracked changes as a commit nobody points to; its tree is the
-    # content that runs, whether committed or not. Nothing is stashed away.
-    content = _git("stash", "create") or "HEAD"
     return Provenance(
-        tree_hash=_git("rev-parse", "--short", f"{content}^{{tree}}"),
+        tree_hash=_tracked_tree(),
         base_commit=_git("rev-parse", "--short", "HEAD"),
         dirty=bool(_git("status", "--porcelain", "--untracked-files=all")),
         branch=_git("symbolic-ref", "--short", "-q", "HEAD") or None,
@@ -80,10 +78,35 @@ def _from_git() -> Provenance:
     )
 
 
-def _git(*arguments: str) -> str:
-    settings: dict[str, Any] = {"capture_output": True, "text": True, "timeout": _GIT_TIMEOUT_S}
+def _tracked_tree() -> str:
+    """The tree of the tracked content that runs, whether committed or not.
+
+    The same hash as Marin's, which asks ``git stash create``. That locks the index, and when it is
+    interrupted the lock stays and stops the user's next commit; a copy of the index does not.
+    """
+    index = _git("rev-parse", "--git-path", "index")
+    if not index or not _git("rev-parse", "--verify", "-q", "HEAD"):
+        return ""
+    with tempfile.TemporaryDirectory() as folder:
+        copy = shutil.copy(index, folder) if os.path.exists(index) else f"{folder}/index"
+        _git("add", "--update", ":/", index=copy)
+        return _git("rev-parse", "--short", _git("write-tree", index=copy))
+
+
+def _git(*arguments: str, index: str | None = None) -> str:
+    """What git says, or nothing where it has nothing to say or is not there."""
+    environment = {**os.environ, "GIT_OPTIONAL_LOCKS": "0"}
+    if index is not None:
+        environment["GIT_INDEX_FILE"] = index
     try:
-        done = subprocess.run(["git", *arguments], check=False, **settings)
+        done = subprocess.run(
+            ["git", *arguments],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=_GIT_TIMEOUT_S,
+            check=False,
+        )
     except (OSError, subprocess.SubprocessError):
         return ""
     return done.stdout.strip() if done.returncode == 0 else ""

@@ -14,7 +14,6 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
 from typing import IO, Any
 
 from marin_dagster._compat import (
@@ -25,45 +24,83 @@ from marin_dagster._compat import (
 )
 
 
-@dataclass(frozen=True)
-class _StepStreams:
-    """The open compute log of one step."""
+class _StepLog:
+    """The compute log of one step, opened and announced when the step first writes.
 
-    stdout: IO[Any] | None
-    stderr: IO[Any] | None
+    Most steps of most runs write nothing, and an event costs more than all else that we do.
+    """
+
+    def __init__(
+        self, context: StepExecutionContext, announce: Callable[[DagsterEvent], None]
+    ) -> None:
+        self._context = context
+        self._announce = announce
+        self._mutex = threading.RLock()
+        self._opened = ExitStack()
+        self._streams: dict[str, IO[Any] | None] = {}
+        self._closed = False
+
+    def write(self, name: str, text: str) -> None:
+        """Write to ``stdout`` or ``stderr``; a log that is broken or closed never breaks a step."""
+        with self._mutex:
+            # A thread that outlives its step has nowhere to write any more.
+            if self._closed:
+                return
+            with suppress(ValueError, OSError):
+                stream = self._open(name)
+                if stream is None:
+                    return
+                try:
+                    stream.write(text)
+                except TypeError:
+                    stream.write(text.encode("utf-8", "replace"))
+                stream.flush()
+
+    def close(self) -> None:
+        """Close what was opened, which for some log managers uploads it."""
+        with self._mutex:
+            self._closed = True
+            self._opened.close()
+
+    def _open(self, name: str) -> IO[Any] | None:
+        if not self._streams:
+            manager = self._context.instance.compute_log_manager
+            key = manager.build_log_key_for_run(self._context.run_id, self._context.step.key)
+            for kind in (ComputeIOType.STDOUT, ComputeIOType.STDERR):
+                stream = self._opened.enter_context(manager.open_log_stream(key, kind))
+                self._streams[kind.value] = stream
+            self._announce(
+                DagsterEvent.capture_logs(
+                    self._context, [self._context.step.key], key, CapturedLogContext(key)
+                )
+            )
+        return self._streams[name]
 
 
-_streams: contextvars.ContextVar[_StepStreams | None] = contextvars.ContextVar(
-    "marin_dagster_step_streams", default=None
+_step_log: contextvars.ContextVar[_StepLog | None] = contextvars.ContextVar(
+    "marin_dagster_step_log", default=None
 )
 
 
 @contextmanager
-def captured_step_logs(context: StepExecutionContext) -> Iterator[DagsterEvent]:
+def captured_step_logs(
+    context: StepExecutionContext, announce: Callable[[DagsterEvent], None]
+) -> Iterator[None]:
     """Route what the current context writes into the step's compute log.
 
-    Yields:
-        The event that tells Dagster where the log is.
+    Args:
+        context: the step.
+        announce: receives the event that tells Dagster where the log is, once there is one.
     """
-    manager = context.instance.compute_log_manager
-    log_key = manager.build_log_key_for_run(context.run_id, context.step.key)
-    with ExitStack() as stack:
-        streams = _StepStreams(
-            stdout=stack.enter_context(manager.open_log_stream(log_key, ComputeIOType.STDOUT)),
-            stderr=stack.enter_context(manager.open_log_stream(log_key, ComputeIOType.STDERR)),
-        )
-        _installation.enter()
-        stack.callback(_installation.leave)
-        token = _streams.set(streams)
-        try:
-            yield DagsterEvent.capture_logs(
-                context, [context.step.key], log_key, CapturedLogContext(log_key)
-            )
-        finally:
-            _streams.reset(token)
-            for stream in (streams.stdout, streams.stderr):
-                if stream is not None:
-                    stream.flush()
+    log = _StepLog(context, announce)
+    _installation.enter()
+    token = _step_log.set(log)
+    try:
+        yield
+    finally:
+        _step_log.reset(token)
+        _installation.leave()
+        log.close()
 
 
 class _Router(io.TextIOBase):
@@ -75,9 +112,8 @@ class _Router(io.TextIOBase):
 
     def write(self, text: str) -> int:
         """Write everywhere it belongs; a broken log or terminal never breaks the step."""
-        streams = _streams.get()
-        if streams is not None:
-            _write_to_log(getattr(streams, self.name), text)
+        if (log := _step_log.get()) is not None:
+            log.write(self.name, text)
         with suppress(ValueError, OSError):
             self.original.write(text)
         return len(text)
@@ -116,10 +152,9 @@ class _LogHandler(logging.Handler):
     """
 
     def emit(self, record: logging.LogRecord) -> None:
-        streams = _streams.get()
-        if streams is None or _reaches_router(record.name):
-            return
-        _write_to_log(streams.stderr, self.format(record) + "\n")
+        log = _step_log.get()
+        if log is not None and not _reaches_router(record.name):
+            log.write("stderr", self.format(record) + "\n")
 
 
 def _reaches_router(name: str) -> bool:
@@ -129,18 +164,6 @@ def _reaches_router(name: str) -> bool:
             return True
         logger = logger.parent if logger.propagate else None
     return False
-
-
-def _write_to_log(stream: IO[Any] | None, text: str) -> None:
-    if stream is None:
-        return
-    # ValueError: a thread that outlives its step writes to a log that is closed by now.
-    with suppress(ValueError, OSError):
-        try:
-            stream.write(text)
-        except TypeError:
-            stream.write(text.encode("utf-8", "replace"))
-        stream.flush()
 
 
 class _Installation:
@@ -192,14 +215,14 @@ _installation = _Installation()
 
 def _start_in_context(start: Callable[[threading.Thread], None]) -> Callable[..., None]:
     def start_in_context(thread: threading.Thread) -> None:
-        if (streams := _streams.get()) is not None:
+        if (log := _step_log.get()) is not None:
             run = thread.run
 
-            def run_with_streams() -> None:
-                _streams.set(streams)
+            def run_with_log() -> None:
+                _step_log.set(log)
                 run()
 
-            thread.run = run_with_streams  # type: ignore[method-assign]
+            thread.run = run_with_log  # type: ignore[method-assign]
         start(thread)
 
     return start_in_context

@@ -4,7 +4,7 @@ import contextvars
 import queue
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from marin_dagster._compat import (
@@ -71,13 +71,15 @@ class StepThreads:
                 del self._running[message.step_key]
             yield message
 
+    def _sender(self, key: str) -> Callable[[DagsterEvent], None]:
+        return lambda event: self._messages.put(StepMessage(key, event))
+
     def _work(self, context: StepExecutionContext, control: StepControl) -> None:
         key = context.step.key
         step_control.set(control)
         events: list[DagsterEvent] = []
         try:
-            with captured_step_logs(context) as captured:
-                self._messages.put(StepMessage(key, captured))
+            with captured_step_logs(context, self._sender(key)):
                 for event in dagster_event_sequence_for_step(context):
                     events.append(event)
                     self._messages.put(StepMessage(key, event))

@@ -1,0 +1,196 @@
+"""What a benchmark measures, one measurement for each process.
+
+``python measures.py NAME [ARGUMENT …]`` (arguments as JSON) prints the measurement as JSON.
+``run.py`` starts these, each with a store and a Dagster instance of its own.
+"""
+
+import json
+import os
+import resource
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+
+def build_steps(graph: str, step_class: Any) -> list[Any]:
+    """The graph's steps, as our ``StepSpec`` or Marin's."""
+
+    def step(name: str, deps: list[Any], fn: Callable[[str], Any] = trivial) -> Any:
+        return step_class(name=name, deps=deps, fn=fn)
+
+    if graph == "chain-20":
+        chain: list[Any] = []
+        for index in range(20):
+            chain.append(step(f"chain_{index}", chain[-1:]))
+        return chain
+    if graph == "flat-100":
+        return [step(f"flat_{index}", []) for index in range(100)]
+    if graph == "waiting-16":
+        return [step(f"waiting_{index}", [], wait) for index in range(16)]
+    rows, columns = (int(number) for number in graph.removeprefix("grid-").split("x"))
+    layers: list[list[Any]] = [[]]
+    for row in range(rows):
+        above = layers[-1]
+        fan_in = min(3, len(above))
+        layers.append(
+            [
+                step(f"r{row}_{column}", [above[(column + k) % columns] for k in range(fan_in)])
+                for column in range(columns)
+            ]
+        )
+    return [step for layer in layers for step in layer]
+
+
+def trivial(output_path: str) -> None:
+    """Does nothing."""
+
+
+def wait(output_path: str) -> None:
+    """Waits, as for a remote job."""
+    time.sleep(0.5)
+
+
+def job_for(graph: str, peer: str) -> Any:
+    """The graph's job under a peer's executor; also how child processes find it again."""
+    import dagster as dg
+
+    from marin_dagster import StepSpec, build_definitions, marin_executor
+
+    executor = {
+        "marin": marin_executor,
+        "in_process": dg.in_process_executor,
+        "multiprocess": dg.multiprocess_executor,
+    }[peer]
+    steps = build_steps(graph, StepSpec)
+    return build_definitions(steps, executor=executor).resolve_job_def("materialize_steps")
+
+
+def measure_run(graph: str, peer: str) -> dict[str, float]:
+    """Run the graph once on an empty store and a fresh SQLite instance; wall and CPU seconds."""
+    if peer == "step_runner":
+        from marin.execution.step_runner import StepRunner
+        from marin.execution.step_spec import StepSpec
+
+        steps = build_steps(graph, StepSpec)
+        started, cpu = time.perf_counter(), time.process_time()
+        StepRunner().run(steps)
+        return _elapsed(started, cpu, len(steps))
+
+    import dagster as dg
+
+    quiet = {"loggers": {"console": {"config": {"log_level": "ERROR"}}}}
+    with dg.DagsterInstance.get() as instance:
+        # The first run of an instance creates its tables.
+        dg.execute_job(reconstructable("grid-1x1", "in_process"), instance, run_config=quiet)
+        job = reconstructable(graph, peer)
+        started, cpu = time.perf_counter(), time.process_time()
+        result = dg.execute_job(job, instance, run_config=quiet)
+        measured = _elapsed(started, cpu, len(job.get_definition().nodes))
+    if not result.success:
+        raise RuntimeError(f"{graph} under {peer} failed")
+    return measured
+
+
+def reconstructable(graph: str, peer: str) -> Any:
+    """The job, in a form that child processes can load again."""
+    import dagster as dg
+
+    return dg.build_reconstructable_job(
+        "measures",
+        "reconstruct",
+        ("job",),
+        {"graph": graph, "peer": peer},
+        reconstructor_working_directory=str(Path(__file__).parent),
+    )
+
+
+def _elapsed(started: float, cpu: float, steps: int) -> dict[str, float]:
+    return {
+        "wall": time.perf_counter() - started,
+        "cpu": time.process_time() - cpu,
+        "steps": steps,
+    }
+
+
+def reconstruct(kind: str, graph: str, peer: str) -> Any:
+    """Called by Dagster to find the job in this or a child process."""
+    return job_for(graph, peer)
+
+
+def measure_decision(steps: int, latency_s: float) -> dict[str, float]:
+    """Seconds to decide that nothing of ``steps`` finished steps must run."""
+    import fsspec
+    from fsspec.implementations.local import LocalFileSystem
+
+    from marin_dagster import StepCache, StepGraph, StepSpec
+    from marin_dagster.cache import CacheState
+    from marin_dagster.steps import plan_run
+
+    class SlowFileSystem(LocalFileSystem):
+        protocol = "slow"
+
+        def cat_file(self, path: str, *args: Any, **kwargs: Any) -> bytes:
+            time.sleep(latency_s)
+            return bytes(super().cat_file(path, *args, **kwargs))
+
+    fsspec.register_implementation("slow", SlowFileSystem, clobber=True)
+    prefix = os.environ["MARIN_PREFIX"]
+    if latency_s:
+        os.environ["MARIN_PREFIX"] = f"slow://{prefix}"
+    specs = [StepSpec(f"step_{index}", fn=trivial) for index in range(steps)]
+    graph = StepGraph.from_steps(specs)
+    for spec in specs:
+        folder = Path(prefix, spec.name_with_hash)
+        folder.mkdir(parents=True)
+        folder.joinpath(".executor_status").write_text("SUCCESS")
+    started = time.perf_counter()
+    found = StepCache().look_up_many(graph.steps.values())
+    plan = plan_run(graph, is_built=lambda path: found[path].state is CacheState.HIT)
+    seconds = time.perf_counter() - started
+    if plan.run:
+        raise RuntimeError("nothing should have to run")
+    return {"wall": seconds}
+
+
+def measure_load(steps: int) -> dict[str, float]:
+    """Seconds to turn ``steps`` steps, in layers of 100 with fan-in 3, into a resolved job."""
+    from marin_dagster import StepSpec, build_definitions
+
+    build_definitions([StepSpec("warm", fn=trivial)]).resolve_job_def("materialize_steps")
+    started = time.perf_counter()
+    specs = build_steps(f"grid-{steps // 100}x100", StepSpec)
+    build_definitions(specs).resolve_job_def("materialize_steps")
+    return {"wall": time.perf_counter() - started}
+
+
+def measure_import() -> dict[str, float]:
+    """Seconds that importing the Dagster face adds to importing Dagster."""
+    import dagster  # noqa: F401
+
+    started = time.perf_counter()
+    from marin_dagster import build_definitions  # noqa: F401
+
+    return {"wall": time.perf_counter() - started}
+
+
+def measure_memory(steps: int) -> dict[str, float]:
+    """Peak memory, in MiB, of a run of ``steps`` trivial steps, and its seconds."""
+    measured = measure_run(f"grid-{steps // 100}x100", "marin")
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    return {"wall": measured["wall"], "MiB": peak}
+
+
+MEASURES: dict[str, Callable[..., dict[str, float]]] = {
+    "run": measure_run,
+    "decision": measure_decision,
+    "load": measure_load,
+    "import": measure_import,
+    "memory": measure_memory,
+}
+
+
+if __name__ == "__main__":
+    name, *arguments = sys.argv[1:]
+    print(json.dumps(MEASURES[name](*map(json.loads, arguments))))

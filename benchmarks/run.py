@@ -1,0 +1,115 @@
+"""Peers side by side in one run: our executor, Dagster's, and Marin's StepRunner where installed.
+
+``python benchmarks/run.py [SCENARIO …]`` prints one table for each scenario: seconds, and how many
+times as long as ours. Absolute times depend on the machine; the ratios are what to compare. Marin's
+peer needs marin-core, so it appears in an environment that has it (Python 3.12).
+"""
+
+import argparse
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+MEASURES = Path(__file__).with_name("measures.py")
+
+PEERS = {
+    "chain-20": ("marin", "in_process", "multiprocess", "step_runner"),
+    "flat-100": ("marin", "in_process"),
+    "grid-10x10": ("marin", "in_process"),
+    "waiting-16": ("marin", "in_process"),
+}
+"""Graphs and who runs them. Steps are trivial, except the last: each of 16 waits 0.5 s."""
+
+
+def measure(name: str, *arguments: Any) -> dict[str, float]:
+    """Measure in a process, a store and an instance of its own."""
+    with tempfile.TemporaryDirectory() as folder:
+        home = Path(folder, "dagster")
+        home.mkdir()
+        home.joinpath("dagster.yaml").write_text("telemetry: {enabled: false}\n")
+        done = subprocess.run(
+            [sys.executable, str(MEASURES), name, *map(json.dumps, arguments)],
+            env={
+                **os.environ,
+                "DAGSTER_HOME": str(home),
+                "MARIN_PREFIX": str(Path(folder, "store")),
+            },
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    if done.returncode != 0:
+        raise RuntimeError(done.stderr)
+    measured: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return measured
+
+
+def compare(graph: str) -> None:
+    """Every peer on one graph."""
+    has_marin = importlib.util.find_spec("marin") is not None
+    peers = [peer for peer in PEERS[graph] if peer != "step_runner" or has_marin]
+    measured = {peer: measure("run", graph, peer) for peer in peers}
+    print(f"{'':<14}{'seconds':>9}{'ms/step':>9}{'CPU ms/step':>13}{'x ours':>8}")
+    for peer, values in measured.items():
+        milliseconds = [values[kind] / values["steps"] * 1000 for kind in ("wall", "cpu")]
+        print(
+            f"{peer:<14}{values['wall']:>9.2f}{milliseconds[0]:>9.1f}{milliseconds[1]:>13.1f}"
+            f"{values['wall'] / measured['marin']['wall']:>8.2f}"
+        )
+
+
+def decision() -> None:
+    """What must run of 1,000 finished steps."""
+    for where, latency_s in (("local disk", 0.0), ("a store with 50 ms latency", 0.05)):
+        print(f"{where}: {measure('decision', 1000, latency_s)['wall']:.3f} s")
+
+
+def load() -> None:
+    """Steps to a resolved job, in layers of 100 with fan-in 3."""
+    for steps in (1000, 2000, 5000):
+        print(f"{steps:>5,} steps: {measure('load', steps)['wall']:.2f} s")
+
+
+def imports() -> None:
+    """What importing marin_dagster adds to importing dagster."""
+    print(f"{measure('import')['wall'] * 1000:.0f} ms")
+
+
+def memory() -> None:
+    """A run of 5,000 trivial steps."""
+    measured = measure("memory", 5000)
+    print(f"peak {measured['MiB']:.0f} MiB, {measured['wall']:.0f} s")
+
+
+SCENARIOS: dict[str, Callable[[], None]] = {
+    "decision": decision,
+    "load": load,
+    "imports": imports,
+    "memory": memory,
+}
+
+
+def main() -> None:
+    """Run the scenarios asked for, or all."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("scenario", nargs="*", help=", ".join([*PEERS, *SCENARIOS]))
+    chosen = parser.parse_args().scenario or [*PEERS, *SCENARIOS]
+    for name in chosen:
+        if name in PEERS:
+            print(f"\n## {name}")
+            compare(name)
+        elif name in SCENARIOS:
+            print(f"\n## {name}: {SCENARIOS[name].__doc__}")
+            SCENARIOS[name]()
+        else:
+            parser.error(f"no scenario {name!r}")
+
+
+if __name__ == "__main__":
+    main()
