@@ -28,6 +28,8 @@ T = TypeVar("T")
 
 _CREDENTIALS_LIVE = timedelta(minutes=10)
 _TIMEOUTS = {"connect_timeout": "10s", "timeout": "30s"}
+_RETRIES: Any = {"max_retries": 8, "retry_timeout": timedelta(seconds=60)}
+"""A store that is away for a while is asked again, with growing pauses, before a step fails."""
 
 
 @dataclass(frozen=True)
@@ -44,21 +46,24 @@ class ObjectLock:
         content, version = self._get()
         if watch.is_live(parse_lease(content)):
             return False
-        return self._put(new_lease(worker_id), version)
+        return self._put(new_lease(worker_id), version) or self._holds(worker_id)
 
     def refresh(self, worker_id: str) -> None:
         content, version = self._get()
         require_own(parse_lease(content), worker_id, self.folder.url)
         if not self._put(new_lease(worker_id), version):
-            # Changed since it was read: by somebody else, or by a put of our own whose answer was
-            # lost on the way.
             require_own(self.read(), worker_id, self.folder.url)
 
     def release(self, worker_id: str) -> None:
-        lease = self.read()
-        if lease is not None and lease.worker_id == worker_id:
+        if self._holds(worker_id):
             store, key = self._object()
             self._ask("delete", lambda: store.delete(key))
+
+    def _holds(self, worker_id: str) -> bool:
+        # Asked again after a put that was refused, too: its first try may have arrived, and only
+        # the answer been lost.
+        lease = self.read()
+        return lease is not None and lease.worker_id == worker_id
 
     def _get(self) -> tuple[bytes | None, dict[str, str] | None]:
         """The lock file and its version, as the next conditional put wants it."""
@@ -128,8 +133,8 @@ def _bucket(fs: Any, bucket: str) -> Any:
             f"marin-dagster[{extra}]."
         ) from error
     if _scheme(fs) == "s3":
-        return S3Store(bucket, **_s3_settings(fs, bucket))
-    return GCSStore(bucket, **_gcs_settings(fs))
+        return S3Store(bucket, retry_config=_RETRIES, **_s3_settings(fs, bucket))
+    return GCSStore(bucket, retry_config=_RETRIES, **_gcs_settings(fs))
 
 
 # obstore's threads stay with the parent of a fork; the child opens its own.

@@ -59,7 +59,7 @@ class Folder:
             return bytes(self.fs.cat_file(self.file(name)))
         except FileNotFoundError:
             return None
-        except OSError as error:
+        except Exception as error:
             raise self._refused("read", name, error) from error
 
     def write(self, name: str, data: bytes) -> None:
@@ -73,7 +73,7 @@ class Folder:
                 self._write_local(self.file(name), data)
             else:
                 self.fs.pipe_file(self.file(name), data)
-        except OSError as error:
+        except Exception as error:
             raise self._refused("write", name, error) from error
 
     def delete(self, name: str) -> None:
@@ -82,7 +82,7 @@ class Folder:
             self.fs.rm_file(self.file(name))
         except FileNotFoundError:
             return
-        except OSError as error:
+        except Exception as error:
             raise self._refused("delete", name, error) from error
 
     def make(self) -> None:
@@ -91,7 +91,7 @@ class Folder:
             return
         try:
             self.fs.makedirs(self.path, exist_ok=True)
-        except OSError as error:
+        except Exception as error:
             raise self._refused("create", "", error) from error
 
     def measure(self) -> tuple[int, int]:
@@ -119,6 +119,7 @@ class Folder:
                 os.unlink(temporary)
             raise
 
-    def _refused(self, verb: str, name: str, error: OSError) -> StoreError:
+    def _refused(self, verb: str, name: str, error: Exception) -> StoreError:
+        # Not OSError alone: each filesystem's client has network errors of its own.
         where = join(self.url, name) if name else self.url
         return StoreError(f"the store refused to {verb} {where}: {error}")
