@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import dagster as dg
+from pydantic_core import to_jsonable_python
 
 from marin_dagster._compat import disable_dagster_warnings
 from marin_dagster.steps import StepLike, step_function, step_resources
@@ -75,7 +76,10 @@ def _metadata(step: StepLike, resources: Any) -> dict[str, Any]:
         "dagster/uri": step.output_path,
         "marin/hash_id": step.hash_id,
         "marin/name_with_hash": step.name_with_hash,
-        "marin/hash_attrs": dg.MetadataValue.json(json.loads(json.dumps(dict(step.hash_attrs)))),
+        # NaN and infinity as text: JSON in a browser knows neither.
+        "marin/hash_attrs": dg.MetadataValue.json(
+            to_jsonable_python(dict(step.hash_attrs), inf_nan_mode="strings")
+        ),
     }
     if resources is not None:
         metadata["marin/resources"] = dg.MetadataValue.json(resources_dict(resources))

@@ -135,7 +135,7 @@ class StepCache:
             OutputVanishedError: ``hit_expected``, and it is not.
             StoreError: the store refused.
         """
-        check_step_path(step.name, step.output_path)
+        check_step_path(step)
         folder = Folder.at(step.output_path)
         lock = lock_for(folder, self.timing)
         watch = LeaseWatch(self.timing)

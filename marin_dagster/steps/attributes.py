@@ -6,6 +6,9 @@ from typing import Any
 
 from marin_dagster.errors import HashAttributeError
 
+_DEEPEST = 400
+"""Levels of nesting at which a fault is named rather than looked for further down."""
+
 
 def identity_json(name: str, attrs: Mapping[str, Any], dep_names: list[str]) -> str:
     """The canonical text that a step's hash is taken of, byte for byte as Marin writes it.
@@ -30,26 +33,30 @@ def attribute_error(name: str, attrs: Mapping[str, Any]) -> HashAttributeError:
 
 def json_fault(value: Any, path: str) -> str | None:
     """``"<path>: <why>"`` for the first value below ``value`` that JSON cannot hold, else None."""
-    pending: list[tuple[str, Any, frozenset[int]]] = [(path, value, frozenset())]
+    # Each entry: path, value, the objects around it, and the path of its outermost container.
+    pending: list[tuple[str, Any, tuple[int, ...], str]] = [(path, value, (), path)]
     while pending:
-        at, item, above = pending.pop()
+        at, item, around, outermost = pending.pop()
         if item is None or isinstance(item, (str, int, float, bool)):
             continue
-        if id(item) in above:
+        if id(item) in around:
             return f"{at}: contains itself"
-        above = above | {id(item)}
+        if len(around) > _DEEPEST:
+            return f"{outermost}: nested more than {_DEEPEST} levels deep"
         if isinstance(item, dict):
             bad = [key for key in item if not isinstance(key, (str, int, float, bool, type(None)))]
             if bad:
                 return f"{at}: the key {bad[0]!r} is a {type(bad[0]).__name__}"
-            if len({isinstance(key, str) for key in item}) > 1:
+            if len({_key_kind(key) for key in item}) > 1:
                 return f"{at}: keys of different types ({', '.join(map(repr, item))})"
             children = [(f"{at}.{key}", child) for key, child in item.items()]
         elif isinstance(item, (list, tuple)):
             children = [(f"{at}[{index}]", child) for index, child in enumerate(item)]
         else:
             return f"{at}: {item!r} is a {type(item).__name__}"
-        pending.extend((place, child, above) for place, child in reversed(children))
+        inside = (*around, id(item))
+        for place, child in reversed(children):
+            pending.append((place, child, inside, outermost if len(around) > 1 else at))
     return None
 
 
@@ -64,3 +71,8 @@ def strings_in(value: Any, path: str) -> Iterator[tuple[str, str]]:
             pending.extend((f"{at}.{key}", child) for key, child in item.items())
         elif isinstance(item, (list, tuple)):
             pending.extend((f"{at}[{index}]", child) for index, child in enumerate(item))
+
+
+def _key_kind(key: Any) -> str:
+    # What Python can sort together: JSON keys are sorted before they become strings.
+    return "number" if isinstance(key, (int, float)) else type(key).__name__

@@ -1,6 +1,7 @@
 """Devices that a step can ask for, and the shapes of TPU slices. Field names are Fray's."""
 
 import math
+import re
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -26,7 +27,8 @@ class GpuConfig:
     """GPUs for each replica."""
 
     def __post_init__(self) -> None:
-        require(bool(self.variant), "device.variant", self.variant, "a GPU model, or 'auto'")
+        named = isinstance(self.variant, str) and self.variant != ""
+        require(named, "device.variant", self.variant, "a GPU model, or 'auto'")
         require(is_whole(self.count) and self.count >= 1, "device.count", self.count, "1 or more")
 
 
@@ -42,30 +44,43 @@ class TpuConfig:
 
     def __post_init__(self) -> None:
         tpu_machines(self.variant)
+        shaped = isinstance(self.topology, str) and _TOPOLOGY.fullmatch(self.topology)
+        ok = self.topology is None or bool(shaped)
+        require(ok, "device.topology", self.topology, "a shape like '2x2x1'")
 
+
+_TOPOLOGY = re.compile(r"\d+(x\d+)+")
 
 DeviceConfig = CpuConfig | GpuConfig | TpuConfig
 
 
 @dataclass(frozen=True)
 class TpuFamily:
-    """The shapes of one generation of TPU slices."""
+    """One generation of TPUs: what its slices are called, and the machines they consist of."""
 
     cores_per_chip: int
-    """Divisor of the number in the slice's name; v4 and v5p count cores, the others chips."""
-    largest: int
-    single_machine: tuple[int, ...]
-    """Chip counts that fit on one machine; everything larger has 4 chips on each."""
+    """Divisor of the number in a slice's name; v4 and v5p count cores, the others chips."""
+    sizes: tuple[int, ...]
+    """The slices that there are, in chips, as Fray lists them."""
+    largest_machine: int
+    """Slices of up to so many chips are one machine; larger ones have 4 chips on each."""
     host_cpu: int
+    """Cores of one machine."""
     host_ram_gb: int
+    """Memory of one machine, in GiB."""
+
+
+def _doubling(first: int, last: int) -> tuple[int, ...]:
+    return tuple(first << power for power in range((last // first).bit_length()))
 
 
 TPU_FAMILIES = {
-    "v4": TpuFamily(2, 4096, (4,), 240, 400),
-    "v5litepod": TpuFamily(1, 256, (1, 4, 8), 112, 192),
-    "v5p": TpuFamily(2, 12288, (4,), 208, 448),
-    "v6e": TpuFamily(1, 256, (1, 4, 8), 180, 720),
+    "v4": TpuFamily(2, _doubling(4, 2048), 4, 240, 400),
+    "v5litepod": TpuFamily(1, _doubling(1, 256), 8, 112, 192),
+    "v5p": TpuFamily(2, (*_doubling(4, 4096), 6144), 4, 208, 448),
+    "v6e": TpuFamily(1, (1, *_doubling(4, 256)), 8, 180, 720),
 }
+"""Generations by the first part of a slice's name."""
 
 
 def tpu_machines(variant: str) -> tuple[int, int]:
@@ -74,14 +89,10 @@ def tpu_machines(variant: str) -> tuple[int, int]:
     Raises:
         ResourceError: there is no such slice.
     """
-    name, _, number = variant.partition("-") if isinstance(variant, str) else ("", "", "")
-    family = TPU_FAMILIES.get(name)
-    if family and number.isdecimal() and int(number) <= family.largest:
-        chips, remainder = divmod(int(number), family.cores_per_chip)
-        if chips in family.single_machine and not remainder:
-            return 1, chips
-        if chips > max(family.single_machine) and not remainder and chips % 4 == 0:
-            return chips // 4, 4
+    for name, family in TPU_FAMILIES.items():
+        for chips in family.sizes:
+            if variant == f"{name}-{chips * family.cores_per_chip}":
+                return (1, chips) if chips <= family.largest_machine else (chips // 4, 4)
     raise ResourceError(
         f"{variant!r} is not a TPU slice. Write for example 'v4-8', 'v5litepod-16', 'v5p-64', "
         "'v6e-8'."

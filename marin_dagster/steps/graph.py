@@ -6,11 +6,10 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from types import MappingProxyType
-from typing import Any
 
 from marin_dagster.errors import CollisionError, GraphError, HashAttributeError, MarinDagsterWarning
 from marin_dagster.steps.attributes import attribute_error, strings_in
-from marin_dagster.steps.paths import check_step_path
+from marin_dagster.steps.paths import check_step_path, join
 from marin_dagster.steps.protocol import StepLike
 from marin_dagster.steps.remote import step_resources
 from marin_dagster.steps.walk import deps_first
@@ -46,17 +45,16 @@ class StepGraph:
             GraphError: something in ``terminals`` or a step's ``deps`` is not a step.
         """
         wanted = list(terminals)
-        for step in wanted:
-            _check_is_step(step, "steps")
         steps: dict[str, StepLike] = {}
+        folders: dict[str, StepLike] = {}
         for step in deps_first(wanted):
-            for dep in step.deps:
-                _check_is_step(dep, f"deps of step {step.name!r}")
             _check_attributes(step)
             _check_execution(step)
-            check_step_path(step.name, step.output_path)
-            known = steps.setdefault(step.output_path, step)
-            if known.name_with_hash != step.name_with_hash:
+            check_step_path(step)
+            steps.setdefault(step.output_path, step)
+            # One folder can be spelled in several ways; a step must be one spelling.
+            known = folders.setdefault(join(step.output_path, ""), step)
+            if (known.name_with_hash, known.output_path) != (step.name_with_hash, step.output_path):
                 raise CollisionError(
                     f"steps {known.name_with_hash!r} and {step.name_with_hash!r} both write to "
                     f"{step.output_path}. Change override_output_path of one of them."
@@ -145,14 +143,6 @@ def plan_run(
     )
 
 
-def _check_is_step(value: Any, where: str) -> None:
-    # Looked up on the class: on the object it would compute hashes before cycles are known.
-    if not (hasattr(type(value), "name_with_hash") and hasattr(type(value), "output_path")):
-        raise GraphError(
-            f"{where}: {value!r} is a {type(value).__name__}, not a step. Give StepSpec objects."
-        )
-
-
 def _check_attributes(step: StepLike) -> None:
     try:
         step.hash_id  # noqa: B018  (dependencies come first, so this never recurses deeply)
@@ -161,7 +151,7 @@ def _check_attributes(step: StepLike) -> None:
     except (TypeError, ValueError, RecursionError) as error:
         raise attribute_error(step.name, step.hash_attrs) from error
     for at, text in strings_in(step.hash_attrs, "hash_attrs"):
-        for dep_path in step.dep_paths:
+        for dep_path in dict.fromkeys(step.dep_paths):
             if dep_path in text:
                 warnings.warn(
                     f"step {step.name!r}: {at} contains the output path of a dependency "

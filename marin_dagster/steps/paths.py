@@ -10,6 +10,7 @@ import warnings
 from urllib.parse import urlparse
 
 from marin_dagster.errors import MarinDagsterWarning, StepNameError
+from marin_dagster.steps.protocol import StepLike
 
 PREFIX_VARIABLE = "MARIN_PREFIX"
 """Environment variable that holds the default output path prefix, as in Marin."""
@@ -63,28 +64,21 @@ def _warn_not_durable() -> None:
     )
 
 
-def check_step_path(name: str, output_path: str) -> None:
+def check_step_path(step: StepLike) -> None:
     """Refuse a step whose name or output path cannot be a folder below the prefix.
 
     Raises:
         StepNameError: the name is empty, absolute, holds ``..``, a URL scheme or control
-            characters, or a part of the path is longer than a file name can be (255 bytes).
+            characters; or the output path climbs, is the prefix itself, cannot be written as
+            UTF-8, or has a part that is longer than a file name can be (255 bytes).
     """
-    if fault := _name_fault(name):
-        raise StepNameError(f"step {name!r}: its name {fault}. Rename the step.")
-    segments = output_path.rpartition("://")[2].split("/")
-    if ".." in segments:
+    if fault := _name_fault(step.name):
+        raise StepNameError(f"step {step.name!r:.60}: its name {fault}. Rename the step.")
+    if fault := _path_fault(step):
         raise StepNameError(
-            f"step {name!r}: its output path {output_path!r} climbs with '..'. "
-            "Give the folder's real path in override_output_path or output_path_prefix."
+            f"step {step.name!r:.60}: its output path {step.output_path!r:.90} {fault}. Shorten or "
+            "change the name, override_output_path or output_path_prefix."
         )
-    for segment in segments:
-        if len(segment.encode()) > MAX_SEGMENT_BYTES:
-            raise StepNameError(
-                f"step {name[:40]!r}…: {segment[:40]!r}… in its output path has "
-                f"{len(segment.encode())} bytes; a file name can have {MAX_SEGMENT_BYTES}. "
-                "Shorten the name or set override_output_path."
-            )
 
 
 def _name_fault(name: str) -> str | None:
@@ -96,6 +90,29 @@ def _name_fault(name: str) -> str | None:
         return "holds '..'"
     if any(part in ("", ".") for part in name.split("/")):
         return "has an empty part (a leading, trailing or doubled '/', or a '.')"
-    if any(unicodedata.category(character) in ("Cc", "Cs") for character in name):
+    if _has_control_character(name):
         return "holds a control character"
     return None
+
+
+def _path_fault(step: StepLike) -> str | None:
+    path = step.output_path
+    segments = path.rpartition("://")[2].split("/")
+    override = step.override_output_path
+    if override is not None and not any(part for part in override.split("/")):
+        return "is the prefix itself, which other steps share"
+    if ".." in segments:
+        return "climbs with '..'"
+    if "::" in path:
+        return "chains URLs with '::'"
+    if _has_control_character(path):
+        return "holds a control character"
+    longest = max(len(segment.encode()) for segment in segments)
+    if longest > MAX_SEGMENT_BYTES:
+        return f"has a part of {longest} bytes, and a file name can have {MAX_SEGMENT_BYTES}"
+    return None
+
+
+def _has_control_character(text: str) -> bool:
+    # Lone surrogates, too: they have no UTF-8.
+    return any(unicodedata.category(character) in ("Cc", "Cs") for character in text)

@@ -1,12 +1,14 @@
 """Walking step graphs without recursion, so that chains of any length work."""
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from marin_dagster.errors import CycleError
+from marin_dagster.errors import CycleError, GraphError
 from marin_dagster.steps.protocol import StepLike
 
 S = TypeVar("S", bound=StepLike)
+
+_NO_MORE: Any = object()
 
 
 def deps_first(
@@ -23,27 +25,39 @@ def deps_first(
 
     Raises:
         CycleError: naming every step of the ring.
+        GraphError: something that is not a step, naming the step that depends on it.
     """
     order: list[S] = []
     done: set[int] = set()
     for terminal in terminals:
+        _check_is_step(terminal, "steps")
         if id(terminal) in done or stop(terminal):
             continue
         trail: dict[int, S] = {id(terminal): terminal}
         waiting: list[Iterator[S]] = [iter(terminal.deps)]
         while waiting:
-            dep = next(waiting[-1], None)
-            if dep is None:
+            dep = next(waiting[-1], _NO_MORE)
+            if dep is _NO_MORE:
                 waiting.pop()
                 key, step = trail.popitem()
                 done.add(key)
                 order.append(step)
-            elif id(dep) in trail:
+                continue
+            _check_is_step(dep, f"deps of step {next(reversed(trail.values())).name!r}")
+            if id(dep) in trail:
                 raise CycleError(_describe_ring(list(trail.values()), dep))
-            elif id(dep) not in done and not stop(dep):
+            if id(dep) not in done and not stop(dep):
                 trail[id(dep)] = dep
                 waiting.append(iter(dep.deps))
     return order
+
+
+def _check_is_step(value: Any, where: str) -> None:
+    # Looked up on the class: on the object it would compute hashes before rings are known.
+    if not (hasattr(type(value), "name_with_hash") and hasattr(type(value), "output_path")):
+        raise GraphError(
+            f"{where}: {value!r} is a {type(value).__name__}, not a step. Give StepSpec objects."
+        )
 
 
 def _describe_ring(trail: list[S], repeated: S) -> str:
