@@ -102,7 +102,7 @@ class Attempt:
             except BaseException:
                 self.fail()
                 raise
-            self._end()
+            self.give_back()
             return record
 
     def fail(self) -> None:
@@ -119,13 +119,14 @@ class Attempt:
             except Exception:
                 logger.exception("could not mark %s as failed", self.folder.url)
             finally:
-                self._end()
+                self.give_back()
 
     def abandon(self) -> None:
         """Fail unless the attempt has been committed or has failed."""
         self.fail()
 
-    def _end(self) -> None:
+    def give_back(self) -> None:
+        """End without a word in the status: nothing was begun, or all has been said."""
         self._ended = True
         try:
             self._lease.release()

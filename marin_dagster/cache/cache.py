@@ -32,6 +32,7 @@ from marin_dagster.errors import (
     DependencyNotBuiltError,
     OutputVanishedError,
     PreviousAttemptFailedError,
+    StepError,
     StepWithoutFunctionError,
 )
 from marin_dagster.steps.paths import check_step_path
@@ -164,11 +165,17 @@ class StepCache:
             if attempt is None:
                 continue
             try:
-                if read_status(folder) is Status.SUCCESS and not rebuild:
-                    attempt._end()
+                # Again, now that nobody else can change it.
+                status = read_status(folder)
+                if status is Status.SUCCESS and not rebuild:
+                    attempt.give_back()
                     return Hit(step, folder)
+                _check_may_build(step, status, retry_failed=retry_failed, hit_expected=hit_expected)
                 write_info(folder, step)
                 write_status(folder, Status.RUNNING)
+            except StepError:
+                attempt.give_back()
+                raise
             except BaseException:
                 attempt.fail()
                 raise

@@ -23,35 +23,35 @@ class HeldLease:
     timing: LeaseTiming
     lost: LeaseLostError | None = None
     """Set once another worker was seen to hold it."""
+    _released: bool = False
     _due: float = 0.0
     _retry_s: float = _FIRST_RETRY_S
     _mutex: threading.Lock = field(default_factory=threading.Lock)
 
     def check(self) -> None:
-        """Make sure that the lease is still this worker's, by the store.
+        """Make sure that the lease is still this worker's, by renewing it.
 
         Raises:
             LeaseLostError: it is not.
+            StoreError: the store refused.
         """
         with self._mutex:
-            if self.lost is None:
-                try:
-                    self.lock.refresh(self.worker_id)
-                except LeaseLostError as error:
-                    self.lost = error
-            if self.lost is not None:
-                raise self.lost
+            self._check()
 
     def release(self) -> None:
         """Stop renewing and give the lease back; a foreign lock stays."""
         keeper.drop(self)
         with self._mutex:
+            self._released = True
             self.lock.release(self.worker_id)
 
     def renew(self, now: float) -> None:
         """Renew once and set when to do so again; called by the keeper."""
         try:
-            self.check()
+            with self._mutex:
+                # Released since the keeper chose it: what is gone is not lost.
+                if not self._released:
+                    self._check()
         except LeaseLostError as error:
             logger.error("%s", error)
             self._due = float("inf")
@@ -63,6 +63,15 @@ class HeldLease:
         else:
             self._due = now + self.timing.refresh_s
             self._retry_s = _FIRST_RETRY_S
+
+    def _check(self) -> None:
+        if self.lost is None:
+            try:
+                self.lock.refresh(self.worker_id)
+            except LeaseLostError as error:
+                self.lost = error
+        if self.lost is not None:
+            raise self.lost
 
 
 class LeaseKeeper:

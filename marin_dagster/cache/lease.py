@@ -8,6 +8,7 @@ who won.
 
 import fcntl
 import json
+import math
 import os
 import socket
 import time
@@ -47,7 +48,7 @@ class Lease:
     """When it was last renewed, in seconds since the epoch by the holder's clock."""
 
 
-UNREADABLE = "an unreadable lock file"
+_UNREADABLE = Lease("an unreadable lock file", timestamp=float("inf"))
 
 
 def new_lease(worker_id: str) -> Lease:
@@ -73,9 +74,10 @@ def parse_lease(content: bytes | None) -> Lease | None:
         return None
     try:
         fields = json.loads(content)
-        return Lease(worker_id=str(fields["worker_id"]), timestamp=float(fields["timestamp"]))
-    except (ValueError, TypeError, KeyError):
-        return Lease(worker_id=UNREADABLE, timestamp=float("inf"))
+        lease = Lease(worker_id=str(fields["worker_id"]), timestamp=float(fields["timestamp"]))
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return _UNREADABLE
+    return lease if math.isfinite(lease.timestamp) else _UNREADABLE
 
 
 def format_lease(lease: Lease) -> bytes:
@@ -142,28 +144,26 @@ class LocalLock:
 
     def read(self) -> Lease | None:
         try:
-            with open(self.path, "rb") as file:
-                fcntl.flock(file, fcntl.LOCK_SH)
-                return parse_lease(file.read())
+            with self._refusals("read"), _locked(self.path, os.O_RDONLY, fcntl.LOCK_SH) as found:
+                return _read_descriptor(found)
         except FileNotFoundError:
             return None
-        except OSError as error:
-            raise StoreError(f"the store refused to read {self.path}: {error}") from error
 
     def acquire(self, worker_id: str, watch: LeaseWatch) -> bool:
         try:
-            os.makedirs(os.path.dirname(self.path), exist_ok=True)
-            with self._exclusive(os.O_RDWR | os.O_CREAT) as descriptor:
-                if watch.is_live(_read_descriptor(descriptor)):
-                    return False
-                _write_descriptor(descriptor, new_lease(worker_id))
-                return True
-        except OSError as error:
-            raise StoreError(f"the store refused to lock {self.path}: {error}") from error
+            with self._refusals("lock"):
+                os.makedirs(os.path.dirname(self.path), exist_ok=True)
+                with self._exclusive(os.O_RDWR | os.O_CREAT) as descriptor:
+                    if watch.is_live(_read_descriptor(descriptor)):
+                        return False
+                    _write_descriptor(descriptor, new_lease(worker_id))
+                    return True
+        except FileNotFoundError as error:
+            raise StoreError(f"{self.path}: its folder was removed meanwhile") from error
 
     def refresh(self, worker_id: str) -> None:
         try:
-            with self._exclusive(os.O_RDWR) as descriptor:
+            with self._refusals("lock"), self._exclusive(os.O_RDWR) as descriptor:
                 require_own(_read_descriptor(descriptor), worker_id, self.path)
                 _write_descriptor(descriptor, new_lease(worker_id))
         except FileNotFoundError:
@@ -171,7 +171,7 @@ class LocalLock:
 
     def release(self, worker_id: str) -> None:
         try:
-            with self._exclusive(os.O_RDWR) as descriptor:
+            with self._refusals("unlock"), self._exclusive(os.O_RDWR) as descriptor:
                 lease = _read_descriptor(descriptor)
                 if lease is not None and lease.worker_id == worker_id:
                     # The content stays in the removed file: a peer that was waiting for the flock
@@ -182,16 +182,22 @@ class LocalLock:
             return
 
     @contextmanager
+    def _refusals(self, verb: str) -> Iterator[None]:
+        try:
+            yield
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            raise StoreError(f"the store refused to {verb} {self.path}: {error}") from error
+
+    @contextmanager
     def _exclusive(self, flags: int) -> Iterator[int]:
         while True:
-            descriptor = os.open(self.path, flags, 0o666)
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX)
+            with _locked(self.path, flags, fcntl.LOCK_EX) as descriptor:
+                # While this worker waited for the flock, the holder may have removed the file.
                 if _is_at(descriptor, self.path):
                     yield descriptor
                     return
-            finally:
-                os.close(descriptor)
 
 
 @dataclass(frozen=True)
@@ -238,6 +244,20 @@ def require_own(lease: Lease | None, worker_id: str, path: str) -> None:
             f"lost the lease on {path}: it is held by {holder}, this worker is {worker_id}. "
             "Another worker took the output over; look at its result instead of this one."
         )
+
+
+@contextmanager
+def _locked(path: str, flags: int, operation: int) -> Iterator[int]:
+    descriptor = os.open(path, flags, 0o666)
+    try:
+        fcntl.flock(descriptor, operation)
+        try:
+            yield descriptor
+        finally:
+            # Closing is not enough: a process forked meanwhile shares the lock until told.
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
+    finally:
+        os.close(descriptor)
 
 
 def _is_at(descriptor: int, path: str) -> bool:

@@ -1,20 +1,26 @@
 """Who built an output, from which commit, when and with which command line."""
 
-import dataclasses
 import functools
 import getpass
-import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
 import threading
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
 
 PROVENANCE_VARIABLE = "MARIN_PROVENANCE"
 """Environment variable with a launch's provenance as JSON, which Marin sets in remote jobs."""
+
+_REQUIRED = {"tree_hash", "base_commit", "dirty"}
+"""Fields without which Marin takes a published provenance for malformed."""
 
 _GIT_TIMEOUT_S = 30
 
@@ -56,12 +62,15 @@ def launch_provenance() -> Provenance:
 
 
 def _from_environment() -> Provenance | None:
+    published = os.environ.get(PROVENANCE_VARIABLE)
+    if not published:
+        return None
     try:
-        fields = json.loads(os.environ[PROVENANCE_VARIABLE])
-        known = {field.name for field in dataclasses.fields(Provenance)}
-        fields = {name: value for name, value in fields.items() if name in known}
-        return Provenance(**fields | {"command_line": tuple(fields.get("command_line", ()))})
-    except (KeyError, ValueError, TypeError, AttributeError):
+        found = TypeAdapter(dict[str, Any]).validate_json(published)
+        if not found.keys() >= _REQUIRED:
+            return None
+        return TypeAdapter(Provenance).validate_json(published)
+    except ValidationError:
         return None
 
 
@@ -72,7 +81,8 @@ def _from_git() -> Provenance:
         dirty=bool(_git("status", "--porcelain", "--untracked-files=all")),
         branch=_git("symbolic-ref", "--short", "-q", "HEAD") or None,
         built_by=_user(),
-        git_remote=_git("remote", "get-url", "origin") or None,
+        # Without the user and password that some URLs carry: records are read by many.
+        git_remote=re.sub(r"(?<=://)[^/@]*@", "", _git("remote", "get-url", "origin")) or None,
         created_at=datetime.now().isoformat(),
         command_line=tuple(sys.argv),
     )
@@ -87,10 +97,13 @@ def _tracked_tree() -> str:
     index = _git("rev-parse", "--git-path", "index")
     if not index or not _git("rev-parse", "--verify", "-q", "HEAD"):
         return ""
-    with tempfile.TemporaryDirectory() as folder:
-        copy = shutil.copy(index, folder) if os.path.exists(index) else f"{folder}/index"
+    # A full temporary folder costs the hash, and not the hours of work that ask for it.
+    with suppress(OSError), tempfile.TemporaryDirectory() as folder:
+        # With its time: git compares it with the files' to find changes within one clock tick.
+        copy = shutil.copy2(index, folder) if os.path.exists(index) else f"{folder}/index"
         _git("add", "--update", ":/", index=copy)
         return _git("rev-parse", "--short", _git("write-tree", index=copy))
+    return ""
 
 
 def _git(*arguments: str, index: str | None = None) -> str:
@@ -103,7 +116,8 @@ def _git(*arguments: str, index: str | None = None) -> str:
             ["git", *arguments],
             env=environment,
             capture_output=True,
-            text=True,
+            encoding="utf-8",
+            errors="replace",
             timeout=_GIT_TIMEOUT_S,
             check=False,
         )

@@ -5,6 +5,7 @@ The fields and both older forms are Marin's: a bare payload without record field
 ``.executor_info`` that a scheduler writes before a step runs is never read as a record.
 """
 
+import dataclasses
 import json
 from collections.abc import Mapping
 from typing import Any, TypeVar
@@ -15,7 +16,6 @@ from pydantic_core import to_jsonable_python
 from marin_dagster.cache.provenance import Provenance, launch_provenance
 from marin_dagster.cache.store import Folder
 from marin_dagster.errors import OutputNotReadyError, RecordError, ResultError
-from marin_dagster.steps.attributes import json_fault
 from marin_dagster.steps.paths import join
 from marin_dagster.steps.protocol import StepLike
 
@@ -88,7 +88,7 @@ def read_record(folder: Folder) -> ArtifactRecord | None:
         return _parse_record(_parse_object(content, folder, RECORD_FILE), folder)
     content = folder.read(INFO_FILE)
     if content is not None:
-        return _parse_info(_parse_object(content, folder, INFO_FILE))
+        return _parse_info(_parse_object(content, folder, INFO_FILE), folder)
     return None
 
 
@@ -131,10 +131,13 @@ def result_payload(step: StepLike, result: Any) -> dict[str, Any] | None:
     if result is None:
         return None
     try:
-        payload = to_jsonable_python(result, fallback=_plain_number)
+        payload = _to_json(result)
     except (ValueError, TypeError, RecursionError) as error:
-        fault = json_fault(result, "result") or f"result: {error}"
-        raise _result_error(step, fault) from error
+        try:
+            fault = _result_fault(result, "result")
+        except RecursionError:
+            fault = None
+        raise _result_error(step, fault or f"result: {error}") from error
     if not isinstance(payload, dict):
         raise _result_error(step, f"it returned {result!r:.80}, a {type(result).__name__}")
     return payload
@@ -163,7 +166,7 @@ def _parse_object(content: bytes, folder: Folder, name: str) -> dict[str, Any]:
         document = json.loads(content)
         if not isinstance(document, dict):
             raise ValueError(f"it holds a {type(document).__name__}, not an object")
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise _unreadable(folder, name, error) from error
     return document
 
@@ -179,15 +182,19 @@ def _parse_record(document: dict[str, Any], folder: Folder) -> ArtifactRecord:
     return record
 
 
-def _parse_info(info: dict[str, Any]) -> ArtifactRecord | None:
+def _parse_info(info: dict[str, Any], folder: Folder) -> ArtifactRecord | None:
     if info.get("executor_version") == _SCHEDULER_INFO:
         return None
-    return ArtifactRecord(
-        name=info.get("name") or "",
-        config=info.get("config"),
-        output_path=info.get("output_path") or "",
-        deps=list(info.get("dependencies") or []),
-    )
+    fields = {
+        "name": info.get("name") or "",
+        "config": info.get("config"),
+        "output_path": info.get("output_path") or "",
+        "deps": info.get("dependencies") or [],
+    }
+    try:
+        return ArtifactRecord.model_validate(fields)
+    except ValidationError as error:
+        raise _unreadable(folder, INFO_FILE, error) from error
 
 
 def _unreadable(folder: Folder, name: str, error: Exception) -> RecordError:
@@ -203,6 +210,29 @@ def _result_error(step: StepLike, fault: str) -> ResultError:
         "dataclass or a pydantic model, and write everything else to a file in "
         f"{step.output_path}."
     )
+
+
+def _to_json(value: Any) -> Any:
+    plain = to_jsonable_python(value, fallback=_plain_number)
+    json.dumps(plain, ensure_ascii=False).encode()  # text that has no UTF-8 fails here
+    return plain
+
+
+def _result_fault(value: Any, path: str) -> str | None:
+    """``"<path>: <why>"`` for the first part of a result that JSON cannot hold."""
+    if isinstance(value, BaseModel) or dataclasses.is_dataclass(value):
+        value = dict(vars(value))
+    if isinstance(value, Mapping):
+        children = [(f"{path}.{key}", child) for key, child in value.items()]
+    elif isinstance(value, (list, tuple)):
+        children = [(f"{path}[{index}]", child) for index, child in enumerate(value)]
+    else:
+        try:
+            _to_json(value)
+        except (ValueError, TypeError, RecursionError) as error:
+            return f"{path}: {error}"
+        return None
+    return next((fault for at, child in children if (fault := _result_fault(child, at))), None)
 
 
 def _plain_number(value: Any) -> Any:

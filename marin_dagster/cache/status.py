@@ -32,7 +32,7 @@ def parse_status(content: bytes) -> Status | None:
     for line in lines:
         try:
             event = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
         if isinstance(event, dict) and isinstance(event.get("status"), str):
             status = _token(event["status"])
