@@ -36,11 +36,9 @@ class StepOp:
 
     step: StepLike
     graph: StepGraph
-    asset_key: dg.AssetKey
     io_manager_key: str
-    input_versions: Mapping[str, str]
-    """Tags that tell Dagster which version of each dependency the output was made of, for
-    dependencies that this instance has never seen materialized."""
+    input_hashes: Mapping[str, str]
+    """Hash of the dependency behind each input of the op."""
 
     def __call__(
         self, context: dg.AssetExecutionContext, inputs: Mapping[str, Any]
@@ -56,24 +54,32 @@ class StepOp:
         )
         if isinstance(outcome, Hit):
             context.log.info(f"{self.step.name_with_hash}: served from {outcome.folder.url}")
-            yield self._output(outcome)
+            yield self._output(context, outcome)
             return
         control.attempts.append(outcome)
         try:
             with control.user_code():
                 outcome.result = run_inline(self.step)
-            yield self._output(outcome)
+            yield self._output(context, outcome)
         finally:
             # The IO manager has committed it by now, unless something went wrong on the way.
             outcome.abandon()
 
-    def _output(self, value: Hit | Attempt) -> dg.Output[Any]:
+    def _output(self, context: dg.AssetExecutionContext, value: Hit | Attempt) -> dg.Output[Any]:
+        # The keys as they are in this job: they may have been changed after build_marin_assets.
+        keys = context.assets_def.keys_by_input_name
+        # Dagster cannot know the version of a dependency that this instance never materialized,
+        # and would call the output stale as soon as it did.
+        versions = {
+            f"dagster/input_data_version/{keys[name].to_user_string()}": hash_id
+            for name, hash_id in self.input_hashes.items()
+        }
         with disable_dagster_warnings():  # tags of an output are in beta
             return dg.Output(
                 value,
                 output_name=OUTPUT_NAME,
                 data_version=dg.DataVersion(self.step.hash_id),
-                tags=dict(self.input_versions),
+                tags=versions,
             )
 
 
@@ -109,7 +115,8 @@ def build_marin_assets(
     for step in graph.steps.values():
         spec = _spec(step, translator, keys)
         if step.fn is None:
-            assets.append(spec)
+            # So that ordinary assets load it as they load the others.
+            assets.append(spec.with_io_manager_key(io_manager_key))
         else:
             name = op_names[spec.key]
             assets.append(_assets_definition(step, spec, graph, keys, name, io_manager_key))
@@ -173,16 +180,15 @@ def _assets_definition(
     io_manager_key: str,
 ) -> dg.AssetsDefinition:
     inputs = {f"dep_{index}": dep.asset_key for index, dep in enumerate(spec.deps)}
-    versions = {
-        f"dagster/input_data_version/{keys[dep.output_path].to_user_string()}": dep.hash_id
-        for dep in step.deps
-    }
+    # Of external data Dagster knows only what somebody reported; that it compares by itself.
+    hashes = {keys[dep.output_path]: dep.hash_id for dep in step.deps if dep.fn is not None}
+    input_hashes = {name: hashes[key] for name, key in inputs.items() if key in hashes}
     # By the constructor, not by @asset: a graph of thousands of steps loads 2.5 times faster. The
     # inputs are Nothing: a step reads its dependencies' paths itself.
     op = dg.OpDefinition(
         name=op_name,
         description=spec.description,
-        compute_fn=StepOp(step, graph, spec.key, io_manager_key, versions),
+        compute_fn=StepOp(step, graph, io_manager_key, input_hashes),
         ins={name: dg.In(dg.Nothing) for name in inputs},
         outs={OUTPUT_NAME: dg.Out(dg.Any, io_manager_key=io_manager_key)},
         required_resource_keys={io_manager_key},

@@ -2,6 +2,7 @@
 
 import math
 import pathlib
+import types
 import typing
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -136,8 +137,7 @@ class MarinIOManager(dg.ConfigurableIOManager):
                 f"{where}: its output is not finished (status: {status or 'missing'}). Materialize "
                 f"asset {context.asset_key.to_user_string()!r} first."
             )
-        wanted = context.dagster_type.typing_type
-        wanted = typing.get_origin(wanted) or wanted
+        wanted = _plain_type(context.dagster_type.typing_type)
         if wanted is str:
             return path
         if isinstance(wanted, type) and issubclass(wanted, pathlib.PurePath):
@@ -147,7 +147,7 @@ class MarinIOManager(dg.ConfigurableIOManager):
                 )
             return wanted(folder.path)
         output = StepOutput(path, name, read_record(folder))
-        if isinstance(wanted, type) and issubclass(wanted, (BaseModel, dict)):
+        if isinstance(wanted, type) and issubclass(wanted, (BaseModel, Mapping)):
             if output.record is None:
                 raise OutputNotReadyError(
                     f"{where}: it is finished but has no record to load. Rebuild it with force."
@@ -175,6 +175,14 @@ def built_by(record: ArtifactRecord | None) -> dict[str, Any]:
         changed = " with uncommitted changes" if provenance.dirty else ""
         metadata["marin/commit"] = provenance.base_commit + changed
     return metadata
+
+
+def _plain_type(annotation: Any) -> Any:
+    """The class that an annotation asks for: without type arguments, and without ``| None``."""
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
+        others = [part for part in typing.get_args(annotation) if part is not type(None)]
+        annotation = others[0] if len(others) == 1 else None
+    return typing.get_origin(annotation) or annotation
 
 
 def _size(context: dg.OutputContext, folder: Folder) -> dict[str, int]:

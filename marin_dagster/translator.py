@@ -13,6 +13,7 @@ from pydantic_core import to_jsonable_python
 
 from marin_dagster._compat import disable_dagster_warnings
 from marin_dagster.steps import StepLike, step_function, step_resources
+from marin_dagster.steps.remote import is_remote
 from marin_dagster.steps.resources import resources_dict
 
 _NOT_IN_KEYS = re.compile(r"[^A-Za-z0-9_.-]")
@@ -54,7 +55,7 @@ class DagsterMarinTranslator:
             deps=list(dict.fromkeys(self.get_asset_key(dep) for dep in step.deps)),
             group_name=_ascii(first, _NOT_IN_GROUPS) if rest else None,
             kinds={"marin"} if resources is None else {"marin", resources.device.kind},
-            description=_description(step),
+            description=_written(step)[1],
             code_version=step.hash_id,
             metadata=_metadata(step, resources),
         )
@@ -83,7 +84,7 @@ def _metadata(step: StepLike, resources: Any) -> dict[str, Any]:
     }
     if resources is not None:
         metadata["marin/resources"] = dg.MetadataValue.json(resources_dict(resources))
-    code = getattr(_plain_function(step), "__code__", None)
+    code = getattr(_written(step)[0], "__code__", None)
     if code is not None:
         with disable_dagster_warnings():  # code references are in beta
             reference = dg.LocalFileCodeReference(
@@ -95,22 +96,29 @@ def _metadata(step: StepLike, resources: Any) -> dict[str, Any]:
     return metadata
 
 
-def _description(step: StepLike) -> str | None:
-    return inspect.getdoc(function) if (function := _plain_function(step)) is not None else None
+def _written(step: StepLike) -> tuple[Callable[..., Any] | None, str | None]:
+    """The function that somebody wrote, out of wrappers and partials, and what it says of itself.
 
-
-def _plain_function(step: StepLike) -> Callable[..., Any] | None:
-    """The function that somebody wrote: out of wrappers, partials and callable objects."""
+    Of a callable object that is its ``__call__``, or else its class, that says something.
+    """
     function: Any = step_function(step)
-    while True:
+    while function is not None and not inspect.isroutine(function):
         if isinstance(function, functools.partial):
             function = function.func
+        elif is_remote(function):
+            function = function.fn
         elif hasattr(function, "__wrapped__"):
             function = function.__wrapped__
-        elif function is None or inspect.isroutine(function):
-            return function
         else:
-            function = type(function).__call__
+            call = type(function).__call__
+            return call, _clean(call.__doc__ or type(function).__doc__)
+    return inspect.unwrap(function) if function else None, _clean(
+        getattr(function, "__doc__", None)
+    )
+
+
+def _clean(doc: str | None) -> str | None:
+    return inspect.cleandoc(doc) if doc else None
 
 
 def _ascii(text: str, unwanted: re.Pattern[str]) -> str:

@@ -26,11 +26,16 @@ from marin_dagster._compat import (
     StepFailureData,
     StepSuccessData,
 )
-from marin_dagster.assets import StepOp
 from marin_dagster.control import StepControl
 from marin_dagster.errors import DependencyNotBuiltError
 from marin_dagster.executor.config import ExecutorSettings
-from marin_dagster.executor.planning import Decisions, decide, step_ops
+from marin_dagster.executor.planning import (
+    Decisions,
+    PlannedStep,
+    context_for,
+    decide,
+    planned_steps,
+)
 from marin_dagster.executor.threads import StepThreads
 
 _LOOK_FOR_INTERRUPT_S = 0.2
@@ -87,11 +92,11 @@ class MarinExecutor(dg.Executor):
     def _iterate(
         self, job_context: PlanExecutionContext, execution_plan: ExecutionPlan
     ) -> Iterator[DagsterEvent]:
-        ops = step_ops(job_context, execution_plan)
+        planned = planned_steps(job_context, execution_plan)
         if self.settings.dry_run:
-            yield from _dry_run(job_context, execution_plan, ops)
+            yield from _dry_run(job_context, execution_plan, planned)
             return
-        decisions = decide(job_context, execution_plan, ops, self.settings)
+        decisions = decide(job_context, execution_plan, planned, self.settings)
         yield from _report(job_context, execution_plan, decisions)
         keep = decisions.keep(execution_plan)
         if not keep:
@@ -100,6 +105,7 @@ class MarinExecutor(dg.Executor):
             execution_plan = execution_plan.build_subset_plan(
                 keep, job_context.job_def, job_context.resolved_run_config
             )
+            job_context = context_for(job_context, execution_plan)
         with (
             InstanceConcurrencyContext(job_context.instance, job_context.dagster_run) as slots,
             execution_plan.start(
@@ -129,10 +135,10 @@ class MarinExecutor(dg.Executor):
                 give_up_at = time.monotonic() + _GRACE_S
             if give_up_at is None:
                 for step in active.get_steps_to_execute():
-                    threads.start(
-                        job_context.for_step(step, active.get_known_state()),
-                        self._control(step.key, decisions),
-                    )
+                    state = active.get_known_state()
+                    again = state.get_retry_state().get_attempt_count(step.key) > 0
+                    control = self._control(step.key, decisions, again=again)
+                    threads.start(job_context.for_step(step, state), control)
                 yield from active.concurrency_event_iterator(job_context)
             elif not threads.running or time.monotonic() > give_up_at:
                 break
@@ -147,10 +153,11 @@ class MarinExecutor(dg.Executor):
         if give_up_at is not None:
             raise dg.DagsterExecutionInterruptedError
 
-    def _control(self, key: str, decisions: Decisions) -> StepControl:
+    def _control(self, key: str, decisions: Decisions, *, again: bool) -> StepControl:
         return StepControl(
             force=key in decisions.forced,
-            retry_failed=self.settings.retry_failed,
+            # The failure before a retry of this run is not an old one.
+            retry_failed=self.settings.retry_failed or again,
             hit_expected=key in decisions.expected_hits,
         )
 
@@ -161,11 +168,11 @@ def _pause_s(active: ActiveExecution) -> float:
 
 
 def _dry_run(
-    context: PlanExecutionContext, plan: ExecutionPlan, ops: dict[str, StepOp]
+    context: PlanExecutionContext, plan: ExecutionPlan, planned: dict[str, PlannedStep]
 ) -> Iterator[DagsterEvent]:
     for step in plan.get_steps_to_execute_in_topo_order():
-        op = ops.get(step.key)
-        what = f"{op.step.name_with_hash} -> {op.step.output_path}" if op else step.key
+        ours = planned.get(step.key)
+        what = f"{ours.step.name_with_hash} -> {ours.step.output_path}" if ours else step.key
         yield _skipped(context.for_step(step), f"Dry run: would run {what}")
 
 
@@ -177,7 +184,7 @@ def _report(
         if step.key in decisions.pruned:
             yield _skipped(context.for_step(step), f"Skipped: {decisions.pruned[step.key]}")
         elif step.key in decisions.served:
-            yield from _observe(context.for_step(step), decisions.ops[step.key])
+            yield from _observe(context.for_step(step), decisions.planned[step.key])
         elif step.key in decisions.blocked:
             yield _blocked(context.for_step(step), decisions.blocked[step.key])
         elif step.key in decisions.unreachable:
@@ -187,14 +194,14 @@ def _report(
             )
 
 
-def _observe(context: Any, op: StepOp) -> Iterator[DagsterEvent]:
+def _observe(context: Any, served: PlannedStep) -> Iterator[DagsterEvent]:
     # An observation, not a materialization: the asset's latest materialization stays the true
     # build, and automation conditions downstream do not fire.
     yield DagsterEvent.step_start_event(context)
     observation = dg.AssetObservation(
-        asset_key=op.asset_key,
+        asset_key=served.asset_key,
         metadata={
-            "marin/output_path": dg.MetadataValue.path(op.step.output_path),
+            "marin/output_path": dg.MetadataValue.path(served.step.output_path),
             "marin/cache": "hit",
         },
     )
@@ -202,7 +209,7 @@ def _observe(context: Any, op: StepOp) -> Iterator[DagsterEvent]:
         event_type=DagsterEventType.ASSET_OBSERVATION,
         step_context=context,
         event_specific_data=AssetObservationData(observation),
-        message=f"{op.step.name_with_hash}: served from the cache",
+        message=f"{served.step.name_with_hash}: served from the cache",
     )
     yield DagsterEvent.step_success_event(context, StepSuccessData(duration_ms=0.0))
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import dagster as dg
 
 from marin_dagster._compat import ExecutionPlan, PlanExecutionContext
-from marin_dagster.assets import StepOp
+from marin_dagster.assets import OUTPUT_NAME, StepOp
 from marin_dagster.cache import CacheState, StepCache
 from marin_dagster.errors import StepError
 from marin_dagster.executor.config import ExecutorSettings
@@ -18,10 +18,24 @@ _RECORDS_AT_ONCE = 500
 
 
 @dataclass(frozen=True)
+class PlannedStep:
+    """A step of the run that is ours."""
+
+    op: StepOp
+    asset_key: dg.AssetKey
+    """The key as it is in this job."""
+
+    @property
+    def step(self) -> StepLike:
+        """What it builds."""
+        return self.op.step
+
+
+@dataclass(frozen=True)
 class Decisions:
     """The run's plan, by step key. Steps that are not mentioned run as they are."""
 
-    ops: Mapping[str, StepOp]
+    planned: Mapping[str, PlannedStep]
     """The steps of this run that are ours."""
     pruned: Mapping[str, str]
     """Left alone, and why."""
@@ -42,20 +56,35 @@ class Decisions:
         return [key for key in plan.step_keys_to_execute if key not in dropped]
 
 
-def step_ops(context: PlanExecutionContext, plan: ExecutionPlan) -> dict[str, StepOp]:
+def planned_steps(context: PlanExecutionContext, plan: ExecutionPlan) -> dict[str, PlannedStep]:
     """The steps of the plan that are ours, by step key, in topological order."""
     found = {}
+    layer = context.job_def.asset_layer
     for step in plan.get_steps_to_execute_in_topo_order():
-        compute = getattr(context.job_def.get_node(step.node_handle).definition, "compute_fn", None)
+        handle = step.node_handle
+        compute = getattr(context.job_def.get_node(handle).definition, "compute_fn", None)
         if isinstance(compute, StepOp):
-            found[step.key] = compute
+            key = layer.get_asset_key_for_node_output(handle, OUTPUT_NAME)
+            if key is not None:
+                found[step.key] = PlannedStep(compute, key)
     return found
+
+
+def context_for(context: PlanExecutionContext, plan: ExecutionPlan) -> PlanExecutionContext:
+    """The same context for another plan, so that steps look their outputs up in that one."""
+    return PlanExecutionContext(
+        plan_data=context.plan_data._replace(execution_plan=plan),
+        execution_data=context._execution_data,
+        log_manager=context.log,
+        output_capture=context.output_capture,
+        event_loop=context.event_loop,
+    )
 
 
 def decide(
     context: PlanExecutionContext,
     plan: ExecutionPlan,
-    ops: Mapping[str, StepOp],
+    planned: Mapping[str, PlannedStep],
     settings: ExecutorSettings,
 ) -> Decisions:
     """Look the steps up, all at once, and decide what becomes of each.
@@ -65,23 +94,23 @@ def decide(
         StoreError: the store refused.
     """
     executable = plan.get_executable_step_deps()
-    forced = _forced(ops, settings.force)
+    forced = _forced(planned, settings.force)
     pruned: dict[str, str] = {}
-    hits: dict[str, StepOp] = {}
+    hits: dict[str, PlannedStep] = {}
     blocked: dict[str, str] = {}
     expected: set[str] = set()
-    for graph, key_of in _by_graph(ops):
+    for graph, key_of in _by_graph(planned):
         # An ordinary step always runs, so the outputs that it reads are needed.
         required = {
-            op.step.output_path
+            planned[dep].step.output_path
             for key, deps in executable.items()
-            if key not in ops
-            for op in (ops.get(dep) for dep in deps)
-            if op is not None
+            if key not in planned
+            for dep in deps
+            if dep in planned
         }
-        run = _plan_graph(context, graph, key_of, ops, forced, required)
+        run = _plan_graph(context, graph, key_of, planned, forced, required)
         for path in run.hits:
-            hits[key_of[path]] = ops[key_of[path]]
+            hits[key_of[path]] = planned[key_of[path]]
             if not run.pruned.isdisjoint(graph.dependencies(path)):
                 expected.add(key_of[path])
         for path in run.pruned:
@@ -93,7 +122,7 @@ def decide(
             blocked[key_of[path]] = _blocked_message(graph, path, missing)
     served = _known_to_instance(context.instance, hits) - forced
     return Decisions(
-        ops=ops,
+        planned=planned,
         pruned=pruned,
         served=frozenset(served),
         blocked=blocked,
@@ -103,21 +132,22 @@ def decide(
     )
 
 
-def _by_graph(ops: Mapping[str, StepOp]) -> Iterable[tuple[StepGraph, dict[str, str]]]:
+def _by_graph(planned: Mapping[str, PlannedStep]) -> Iterable[tuple[StepGraph, dict[str, str]]]:
     """Each graph of the run with the step keys of its selected output paths."""
     keys: dict[int, dict[str, str]] = defaultdict(dict)
     graphs: dict[int, StepGraph] = {}
-    for key, op in ops.items():
-        graphs[id(op.graph)] = op.graph
-        keys[id(op.graph)][op.step.output_path] = key
-    return [(graphs[identity], found) for identity, found in keys.items()]
+    for key, found in planned.items():
+        graph = found.op.graph
+        graphs[id(graph)] = graph
+        keys[id(graph)][found.step.output_path] = key
+    return [(graphs[identity], key_of) for identity, key_of in keys.items()]
 
 
 def _plan_graph(
     context: PlanExecutionContext,
     graph: StepGraph,
     key_of: Mapping[str, str],
-    ops: Mapping[str, StepOp],
+    planned: Mapping[str, PlannedStep],
     forced: set[str],
     required: set[str],
 ) -> RunPlan:
@@ -125,7 +155,7 @@ def _plan_graph(
     for path in key_of:
         steps[path] = graph.steps[path]
         steps.update((dep, graph.steps[dep]) for dep in graph.dependencies(path))
-    found = _cache(context, ops, key_of).look_up_many(steps.values())
+    found = _cache(context, planned, key_of).look_up_many(steps.values())
     return plan_run(
         graph,
         is_built=lambda path: found[path].state is CacheState.HIT,
@@ -136,20 +166,21 @@ def _plan_graph(
 
 
 def _cache(
-    context: PlanExecutionContext, ops: Mapping[str, StepOp], key_of: Mapping[str, str]
+    context: PlanExecutionContext, planned: Mapping[str, PlannedStep], key_of: Mapping[str, str]
 ) -> StepCache:
-    manager = ops[next(iter(key_of.values()))].io_manager_key
+    manager = planned[next(iter(key_of.values()))].op.io_manager_key
     resources = context.scoped_resources_builder.build({manager})
     cache: StepCache = getattr(resources, manager).cache
     return cache
 
 
-def _forced(ops: Mapping[str, StepOp], force: bool | tuple[str, ...]) -> set[str]:
+def _forced(planned: Mapping[str, PlannedStep], force: bool | tuple[str, ...]) -> set[str]:
     if isinstance(force, bool):
-        return set(ops) if force else set()
+        return set(planned) if force else set()
     by_name: dict[str, set[str]] = defaultdict(set)
-    for key, op in ops.items():
-        for name in (op.step.name, op.step.name_with_hash, op.asset_key.to_user_string()):
+    for key, found in planned.items():
+        step = found.step
+        for name in (step.name, step.name_with_hash, found.asset_key.to_user_string()):
             by_name[name].add(key)
     for name in force:
         if name not in by_name:
@@ -173,9 +204,9 @@ def _blocked_message(graph: StepGraph, path: str, missing: tuple[str, ...]) -> s
     )
 
 
-def _known_to_instance(instance: dg.DagsterInstance, hits: Mapping[str, StepOp]) -> set[str]:
+def _known_to_instance(instance: dg.DagsterInstance, hits: Mapping[str, PlannedStep]) -> set[str]:
     """Hits whose hash is the data version that the instance recorded last."""
-    by_key = {op.asset_key: (key, op.step.hash_id) for key, op in hits.items()}
+    by_key = {hit.asset_key: (key, hit.step.hash_id) for key, hit in hits.items()}
     asset_keys = list(by_key)
     known = set()
     for start in range(0, len(asset_keys), _RECORDS_AT_ONCE):

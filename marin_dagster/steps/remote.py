@@ -85,7 +85,7 @@ def remote(
 def step_function(step: StepLike) -> Callable[[str], Any] | None:
     """The step's plain function, out of a :class:`RemoteCallable` or Marin's."""
     function: Callable[[str], Any] | None = getattr(step.fn, "fn", None)
-    return function if _is_remote(step.fn) else step.fn
+    return function if is_remote(step.fn) else step.fn
 
 
 def step_resources(step: StepLike) -> Any | None:
@@ -96,8 +96,9 @@ def step_resources(step: StepLike) -> Any | None:
     if step.resources is not None:
         return step.resources
     fn: Any = step.fn
-    return fn.resources if _is_remote(fn) else None
+    return fn.resources if is_remote(fn) else None
 
 
-def _is_remote(fn: Any) -> bool:
+def is_remote(fn: Any) -> bool:
+    """Whether ``fn`` is a :class:`RemoteCallable`, ours or Marin's."""
     return callable(getattr(fn, "fn", None)) and hasattr(fn, "resources")
