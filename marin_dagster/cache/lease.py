@@ -136,6 +136,8 @@ class LocalLock:
     """The lock file on local disk, changed under ``flock``."""
 
     folder: Folder
+    settle_s: float = 0.0
+    """Seconds to wait and read back after winning, where Marin writes without ``flock``."""
 
     @property
     def path(self) -> str:
@@ -157,9 +159,13 @@ class LocalLock:
                     if watch.is_live(_read_descriptor(descriptor)):
                         return False
                     _write_descriptor(descriptor, new_lease(worker_id))
-                    return True
         except FileNotFoundError as error:
             raise StoreError(f"{self.path}: its folder was removed meanwhile") from error
+        if not self.settle_s:
+            return True
+        time.sleep(self.settle_s)
+        lease = self.read()
+        return lease is not None and lease.worker_id == worker_id
 
     def refresh(self, worker_id: str) -> None:
         try:

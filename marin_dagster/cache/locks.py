@@ -8,7 +8,8 @@ from marin_dagster.cache.store import Folder
 def lock_for(folder: Folder, timing: LeaseTiming) -> Lock:
     """``flock`` on local disk, conditional puts in buckets, write-settle-read elsewhere."""
     if folder.is_local:
-        return LocalLock(folder)
+        # Marin takes a file:// URL for any other store, and does not use flock there.
+        return LocalLock(folder, settle_s=timing.settle_s if "://" in folder.url else 0.0)
     if object_lock.serves(folder.fs):
         return object_lock.ObjectLock(folder)
     return SettledLock(folder, timing)

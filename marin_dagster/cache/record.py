@@ -213,7 +213,7 @@ def _result_error(step: StepLike, fault: str) -> ResultError:
 
 
 def _to_json(value: Any) -> Any:
-    plain = to_jsonable_python(value, fallback=_plain_number)
+    plain = to_jsonable_python(value, fallback=_plain_number, by_alias=False)
     json.dumps(plain, ensure_ascii=False).encode()  # text that has no UTF-8 fails here
     return plain
 

@@ -51,7 +51,7 @@ def output_prefix(own: str | None) -> str:
     if not prefix:
         _warn_not_durable()
         return DEFAULT_PREFIX
-    return os.path.abspath(prefix) if is_relative(prefix) else prefix
+    return prefix if "://" in prefix else os.path.abspath(prefix)
 
 
 @functools.cache

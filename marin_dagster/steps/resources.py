@@ -23,18 +23,29 @@ from marin_dagster.steps.devices import (
     tpu_machines,
 )
 
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgtp]?)(?:i?b)?", re.IGNORECASE)
-_UNITS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4, "p": 5}
+_UNITS = ("k", "m", "g", "t", "p", "e")
+_WORDS = ("kilo|kibi", "mega|mebi", "giga|gibi", "tera|tebi", "peta|pebi", "exa|exbi")
+_SIZE = re.compile(
+    r"(?P<number>\d+(?:\.\d+)?)\s*(?:b|bytes?|"
+    + "|".join(
+        f"(?P<{unit}>{unit}(?:i?bs?|i)?|(?:{words})bytes?)"
+        for unit, words in zip(_UNITS, _WORDS, strict=True)
+    )
+    + ")?",
+    re.IGNORECASE,
+)
 
 
 def parse_size(text: str) -> int:
-    """Bytes in a size like ``4g``, ``512 MiB`` or ``1.5TB``; every unit is a power of 1,024.
+    """Bytes in a size like ``4g``, ``512 MiB`` or ``1.5 terabytes``, as Fray reads them: every
+    unit is a power of 1,024.
 
     Raises:
         ResourceError: the text is not a size, or the size is zero.
     """
     match = _SIZE.fullmatch(text.strip()) if isinstance(text, str) else None
-    size = int(float(match[1]) * 1024 ** _UNITS[match[2].lower()]) if match else 0
+    power = next((n for n, unit in enumerate(_UNITS, 1) if match and match[unit]), 0)
+    size = int(float(match["number"]) * 1024**power) if match else 0
     if size <= 0:
         raise ResourceError(f"{text!r} is not a size. Write for example '4g' or '512m'.")
     return size
