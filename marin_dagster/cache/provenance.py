@@ -82,7 +82,7 @@ def _from_git() -> Provenance:
         branch=_git("symbolic-ref", "--short", "-q", "HEAD") or None,
         built_by=_user(),
         # Without the user and password that some URLs carry: records are read by many.
-        git_remote=re.sub(r"(?<=://)[^/@]*@", "", _git("remote", "get-url", "origin")) or None,
+        git_remote=re.sub(r"(?<=://)[^/]*@", "", _git("remote", "get-url", "origin")) or None,
         created_at=datetime.now().isoformat(),
         command_line=tuple(sys.argv),
     )

@@ -220,8 +220,10 @@ def _to_json(value: Any) -> Any:
 
 def _result_fault(value: Any, path: str) -> str | None:
     """``"<path>: <why>"`` for the first part of a result that JSON cannot hold."""
-    if isinstance(value, BaseModel) or dataclasses.is_dataclass(value):
-        value = dict(vars(value))
+    if isinstance(value, BaseModel):
+        value = dict(value)
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        value = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
     if isinstance(value, Mapping):
         children = [(f"{path}.{key}", child) for key, child in value.items()]
     elif isinstance(value, (list, tuple)):

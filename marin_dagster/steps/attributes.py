@@ -17,12 +17,16 @@ def identity_json(name: str, attrs: Mapping[str, Any], dep_names: list[str]) -> 
         HashAttributeError: naming the step and the path of the attribute that JSON cannot hold.
     """
     try:
-        return json.dumps({"name": name, "attrs": attrs, "deps": sorted(dep_names)}, sort_keys=True)
+        text = json.dumps({"name": name, "attrs": attrs, "deps": sorted(dep_names)}, sort_keys=True)
+        if "\\ud" in text:
+            # Perhaps half of a surrogate pair: it can be hashed, and written to no file.
+            json.dumps(attrs, ensure_ascii=False).encode()
+        return text
     except (TypeError, ValueError, RecursionError) as error:
-        raise attribute_error(name, attrs) from error
+        raise _attribute_error(name, attrs) from error
 
 
-def attribute_error(name: str, attrs: Mapping[str, Any]) -> HashAttributeError:
+def _attribute_error(name: str, attrs: Mapping[str, Any]) -> HashAttributeError:
     """The error for attributes that JSON could not hold, with the path of the first offender."""
     fault = json_fault(attrs, "hash_attrs") or "hash_attrs: nested too deeply or in a circle"
     return HashAttributeError(
@@ -37,6 +41,8 @@ def json_fault(value: Any, path: str) -> str | None:
     pending: list[tuple[str, Any, tuple[int, ...], str]] = [(path, value, (), path)]
     while pending:
         at, item, around, outermost = pending.pop()
+        if isinstance(item, str) and not _is_unicode(item):
+            return f"{at}: {item!r} is not Unicode"
         if item is None or isinstance(item, (str, int, float, bool)):
             continue
         if id(item) in around:
@@ -47,6 +53,8 @@ def json_fault(value: Any, path: str) -> str | None:
             bad = [key for key in item if not isinstance(key, (str, int, float, bool, type(None)))]
             if bad:
                 return f"{at}: the key {bad[0]!r} is a {type(bad[0]).__name__}"
+            if broken := [key for key in item if isinstance(key, str) and not _is_unicode(key)]:
+                return f"{at}: the key {broken[0]!r} is not Unicode"
             if len({_key_kind(key) for key in item}) > 1:
                 return f"{at}: keys of different types ({', '.join(map(repr, item))})"
             children = [(f"{at}.{key}", child) for key, child in item.items()]
@@ -76,3 +84,11 @@ def strings_in(value: Any, path: str) -> Iterator[tuple[str, str]]:
 def _key_kind(key: Any) -> str:
     # What Python can sort together: JSON keys are sorted before they become strings.
     return "number" if isinstance(key, (int, float)) else type(key).__name__
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

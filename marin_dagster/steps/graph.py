@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from types import MappingProxyType
 
-from marin_dagster.errors import CollisionError, GraphError, HashAttributeError, MarinDagsterWarning
-from marin_dagster.steps.attributes import attribute_error, strings_in
+from marin_dagster.errors import CollisionError, GraphError, MarinDagsterWarning
+from marin_dagster.steps.attributes import identity_json, strings_in
 from marin_dagster.steps.paths import check_step_path, join
 from marin_dagster.steps.protocol import StepLike
 from marin_dagster.steps.remote import step_resources
+from marin_dagster.steps.spec import StepSpec
 from marin_dagster.steps.walk import deps_first
 
 
@@ -144,12 +145,10 @@ def plan_run(
 
 
 def _check_attributes(step: StepLike) -> None:
-    try:
-        step.hash_id  # noqa: B018  (dependencies come first, so this never recurses deeply)
-    except HashAttributeError:
-        raise
-    except (TypeError, ValueError, RecursionError) as error:
-        raise attribute_error(step.name, step.hash_attrs) from error
+    if not isinstance(step, StepSpec):
+        # Another class's hash may be less choosy, and its error would name nothing.
+        identity_json(step.name, step.hash_attrs, [])
+    step.hash_id  # noqa: B018  (dependencies come first, so this never recurses deeply)
     for at, text in strings_in(step.hash_attrs, "hash_attrs"):
         for dep_path in dict.fromkeys(step.dep_paths):
             if dep_path in text:

@@ -51,7 +51,8 @@ def output_prefix(own: str | None) -> str:
     if not prefix:
         _warn_not_durable()
         return DEFAULT_PREFIX
-    return prefix if "://" in prefix else os.path.abspath(prefix)
+    absolute = "://" in prefix or prefix.startswith("/")
+    return prefix if absolute else os.path.abspath(prefix)
 
 
 @functools.cache
