@@ -1,6 +1,6 @@
 """Every private Dagster name that this package imports, and nothing else.
 
-All of them have these names from Dagster 1.11.10 on; the tests run the lowest and the newest
+All of them have these names from Dagster 1.11.16 on; the tests run the lowest and the newest
 release.
 """
 

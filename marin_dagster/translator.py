@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import dagster as dg
-from pydantic_core import to_jsonable_python
+from pydantic_core import to_json
 
 from marin_dagster._compat import disable_dagster_warnings
 from marin_dagster.steps import StepLike, step_function, step_resources
@@ -79,7 +79,7 @@ def _metadata(step: StepLike, resources: Any) -> dict[str, Any]:
         "marin/name_with_hash": step.name_with_hash,
         # NaN and infinity as text: JSON in a browser knows neither.
         "marin/hash_attrs": dg.MetadataValue.json(
-            to_jsonable_python(dict(step.hash_attrs), inf_nan_mode="strings")
+            json.loads(to_json(dict(step.hash_attrs), inf_nan_mode="strings"))
         ),
     }
     if resources is not None:

@@ -5,7 +5,6 @@ workers can never hold one lease. The puts go through obstore; where to and with
 is read off the fsspec filesystem that serves the data, so there is nothing to configure twice.
 """
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -105,7 +104,6 @@ class ObjectLock:
             raise StoreError(f"the store refused to {verb} {where}: {error}") from error
 
     def _object(self) -> tuple[Any, str]:
-        _check_not_forked()
         bucket, _, key = self.folder.file(LOCK_FILE).partition("/")
         return _bucket(self.folder.fs, bucket), key
 
@@ -123,13 +121,8 @@ def _scheme(fs: Any) -> str:
     return str(protocol[0])
 
 
-_used_in: int | None = None
-"""The process that first used obstore, if any did."""
-
-
 @lru_cache(maxsize=64)
 def _bucket(fs: Any, bucket: str) -> Any:
-    global _used_in
     try:
         from obstore.store import GCSStore, S3Store
     except ImportError as error:
@@ -138,19 +131,9 @@ def _bucket(fs: Any, bucket: str) -> Any:
             f"leases in {_scheme(fs)}://{bucket} need the package obstore. Install "
             f"marin-dagster[{extra}]."
         ) from error
-    _used_in = os.getpid()
     if _scheme(fs) == "s3":
         return S3Store(bucket, retry_config=_RETRIES, **_s3_settings(fs, bucket))
     return GCSStore(bucket, retry_config=_RETRIES, **_gcs_settings(fs))
-
-
-def _check_not_forked() -> None:
-    """obstore's threads stay with the parent of a fork: in the child every call would hang."""
-    if _used_in not in (None, os.getpid()):
-        raise StoreError(
-            "this process was forked from one that holds leases in a bucket. Start processes that "
-            "use the cache with the method 'spawn' or 'forkserver'."
-        )
 
 
 def _s3_settings(fs: Any, bucket: str) -> dict[str, Any]:

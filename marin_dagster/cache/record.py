@@ -66,7 +66,9 @@ class ArtifactRecord(BaseModel):
             )
         try:
             # The context is what Marin's own types look for when they are loaded from a record.
-            return model.model_validate(self.result, context={"artifact_load": True})
+            return model.model_validate(
+                self.result, context={"artifact_load": True}, by_alias=True, by_name=True
+            )
         except ValidationError as error:
             raise OutputNotReadyError(
                 f"{where}: the recorded result is no {model.__name__}: {error}"

@@ -32,12 +32,15 @@ class Folder:
         """Open the filesystem of ``url``; touches nothing in the store.
 
         Raises:
-            StoreError: no filesystem serves the URL's scheme, or its package is not installed.
+            StoreError: no filesystem serves the URL's scheme, its package is not installed, or
+                this process was forked from one that uses it.
         """
         try:
             fs, path = fsspec.core.url_to_fs(url, use_listings_cache=False)
         except (ImportError, ValueError) as error:
             raise StoreError(f"no filesystem for {url}: {error}") from error
+        if getattr(fs, "async_impl", False):
+            _check_not_forked(url)
         return cls(url=url, fs=fs, path=path)
 
     @property
@@ -123,3 +126,19 @@ class Folder:
         # Not OSError alone: each filesystem's client has network errors of its own.
         where = join(self.url, name) if name else self.url
         return StoreError(f"the store refused to {verb} {where}: {error}")
+
+
+_networked_in: int | None = None
+"""The process that first used a filesystem with network threads, if any did."""
+
+
+def _check_not_forked(url: str) -> None:
+    """Network threads stay with the parent of a fork; in the child, calls would hang for ever."""
+    global _networked_in
+    if _networked_in is None:
+        _networked_in = os.getpid()
+    elif _networked_in != os.getpid():
+        raise StoreError(
+            f"{url}: this process was forked from one that uses such a store already. Start "
+            "processes that use the cache with the method 'spawn' or 'forkserver'."
+        )

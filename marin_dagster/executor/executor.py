@@ -122,6 +122,7 @@ class MarinExecutor(dg.Executor):
         self, job_context: PlanExecutionContext, active: ActiveExecution, decisions: Decisions
     ) -> Iterator[DagsterEvent]:
         threads = StepThreads()
+        retries: dict[str, DagsterEvent] = {}
         give_up_at: float | None = None
         while threads.running or not active.is_complete:
             if give_up_at is None and active.check_for_interrupts():
@@ -144,10 +145,15 @@ class MarinExecutor(dg.Executor):
                 break
             for message in threads.messages(_pause_s(active)):
                 if message.event is None:
+                    if message.step_key in retries:
+                        active.handle_event(retries.pop(message.step_key))
                     active.verify_complete(job_context, message.step_key)
                     continue
                 yield message.event
-                if not message.from_hook:
+                if message.event.is_step_up_for_retry:
+                    # Not before the thread of this attempt has ended, hooks and logs included.
+                    retries[message.step_key] = message.event
+                elif not message.from_hook:
                     active.handle_event(message.event)
             yield from active.plan_events_iterator(job_context)
         if give_up_at is not None:
