@@ -74,6 +74,10 @@ class Run:
             if event.asset_key
         )
 
+    def skipped(self) -> dict[str, str]:
+        """Step keys that were skipped, and why."""
+        return {event.step_key: event.message or "" for event in self.of_type("STEP_SKIPPED")}
+
     def error(self, step_key: str) -> str:
         """The whole error text, causes included, of a failed step."""
         for event in self.of_type("STEP_FAILURE"):
@@ -85,6 +89,17 @@ class Run:
 def metadata_of(materialization: dg.AssetMaterialization) -> dict[str, Any]:
     """A materialization's metadata as plain values."""
     return {key: value.value for key, value in materialization.metadata.items()}
+
+
+def status_of(step: Any) -> str | None:
+    """What a local output's status file says; None when there is none."""
+    file = Path(step.output_path, ".executor_status")
+    return file.read_text() if file.exists() else None
+
+
+def is_locked(step: Any) -> bool:
+    """Whether a local output has a lock file."""
+    return Path(step.output_path, ".executor_status.lock").exists()
 
 
 def run_job(
@@ -115,4 +130,3 @@ def run_job(
     )
     result = execute_run(InMemoryJob(job_def), run, instance, raise_on_error=False)
     return Run(result.success, list(result.all_events), run.run_id)
-

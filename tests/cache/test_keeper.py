@@ -1,0 +1,178 @@
+"""The one thread that renews every lease of the process, and what it does when a lease is lost."""
+
+import json
+import logging
+import threading
+from pathlib import Path
+
+import pytest
+from cache_support import GUARD_S, LOCK, STATUS, begin, build, get, lease, make, put, wait_until
+
+from marin_dagster.cache import Folder, LeaseTiming, StepCache
+from marin_dagster.cache.keeper import HeldLease, keeper
+from marin_dagster.cache.lease import Lease, LeaseWatch, LocalLock
+from marin_dagster.errors import LeaseLostError
+from marin_dagster.steps import StepSpec
+
+FAST = LeaseTiming(refresh_s=0.01, stale_s=3_600)
+
+
+def keeper_threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "marin-lease-keeper"]
+
+
+def said(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """The levels of what this package logged; other libraries' threads may log, too."""
+    ours = [record for record in caplog.records if record.name.startswith("marin_dagster")]
+    return [record.levelname for record in ours]
+
+
+def timestamp(step: StepSpec) -> float:
+    return float(json.loads(Path(step.output_path, LOCK).read_text())["timestamp"])
+
+
+def wait_for_renewals(step: StepSpec, count: int) -> None:
+    for _ in range(count):
+        seen = timestamp(step)
+        wait_until(lambda seen=seen: timestamp(step) != seen, "a renewal")
+
+
+class FakeLock:
+    """A lock whose renewals go wrong as planned."""
+
+    def __init__(self, *errors: Exception) -> None:
+        self.errors = list(errors)
+        self.renewals = 0
+
+    def read(self) -> Lease | None:
+        return None
+
+    def acquire(self, worker_id: str, watch: LeaseWatch) -> bool:
+        return True
+
+    def refresh(self, worker_id: str) -> None:
+        self.renewals += 1
+        if self.errors:
+            raise self.errors.pop(0)
+
+    def release(self, worker_id: str) -> None:
+        pass
+
+
+def hold(lock: FakeLock) -> HeldLease:
+    held = HeldLease(lock, "me", FAST)
+    keeper.hold(held)
+    return held
+
+
+def test_one_thread_renews_50_leases_and_ends_with_the_last() -> None:
+    steps = [make(f"s{index}") for index in range(50)]
+    cache = StepCache(FAST)
+    attempts = [begin(step, cache) for step in steps]
+    [thread] = keeper_threads()
+    assert thread.daemon
+    for step in steps:
+        wait_for_renewals(step, 2)
+    for attempt in attempts[:25]:
+        attempt.commit()
+    assert keeper_threads() == [thread]
+    for attempt in attempts[25:]:
+        attempt.fail()
+    thread.join(GUARD_S)
+    assert not keeper_threads()
+    assert all(get(step, LOCK) is None for step in steps)
+
+
+def test_a_new_thread_starts_for_the_next_lease() -> None:
+    for _ in range(3):
+        attempt = begin(make("again"), StepCache(FAST), force=True)
+        [thread] = keeper_threads()
+        wait_for_renewals(make("again"), 1)
+        attempt.commit()
+        thread.join(GUARD_S)
+        assert not keeper_threads()
+
+
+def test_a_heartbeat_every_10_ms_disturbs_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    step = make("step")
+    with caplog.at_level(logging.INFO, "marin_dagster"):
+        attempt = begin(step, StepCache(FAST))
+        wait_for_renewals(step, 20)
+        attempt.commit()
+    assert get(step, STATUS) == "SUCCESS"
+    assert get(step, LOCK) is None
+    assert not said(caplog)
+
+
+def test_very_short_attempts_with_a_furious_heartbeat_end_well(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    cache = StepCache(LeaseTiming(refresh_s=0.0, stale_s=3_600))
+    for index in range(30):
+        step = build(make(f"s{index}"), cache=cache)
+        assert get(step, STATUS) == "SUCCESS"
+        assert get(step, LOCK) is None
+    assert not said(caplog)
+
+
+def test_a_renewal_that_comes_just_after_the_release_is_no_lost_lease(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    lock = LocalLock(Folder.at(str(tmp_path)))
+    lock.acquire("me", LeaseWatch(FAST))
+    held = HeldLease(lock, "me", FAST)
+    held.release()
+    # The keeper had chosen this lease before it was released, and only now gets to it.
+    held.renew(0.0)
+    assert held.lost is None
+    assert not said(caplog)
+    assert not Path(lock.path).exists()
+
+
+def test_a_renewal_that_the_store_refuses_is_tried_again(caplog: pytest.LogCaptureFixture) -> None:
+    lock = FakeLock(OSError("the network is down"), RuntimeError("still down"))
+    held = hold(lock)
+    wait_until(lambda: lock.renewals >= 5, "renewals after the store refused two")
+    held.check()
+    held.release()
+    assert held.lost is None
+    assert said(caplog) == ["WARNING", "WARNING"]
+    assert "the network is down" in caplog.text
+
+
+def test_a_lost_lease_is_said_once_and_renewed_no_more(caplog: pytest.LogCaptureFixture) -> None:
+    lost, live = FakeLock(LeaseLostError("taken by somebody")), FakeLock()
+    held = [hold(lost), hold(live)]
+    wait_until(lambda: lost.renewals == 1 and live.renewals >= 10, "renewals of the live lease")
+    with pytest.raises(LeaseLostError, match="taken by somebody"):
+        held[0].check()
+    held[1].check()
+    for each in held:
+        each.release()
+    assert lost.renewals == 1
+    assert said(caplog) == ["ERROR"]
+
+
+def test_a_lease_that_the_heartbeat_saw_lost_stays_lost_though_the_lock_is_free_again() -> None:
+    step = make("step")
+    attempt = begin(step, StepCache(FAST))
+    [thread] = keeper_threads()
+    put(step, LOCK, lease("foreign-1"))
+    wait_until(lambda: attempt._lease.lost, "the heartbeat to see the foreign lock")
+    # The content this worker once wrote comes back, as from a backup: still not to be trusted.
+    put(step, LOCK, lease(attempt._lease.worker_id))
+    with pytest.raises(LeaseLostError, match="foreign-1"):
+        attempt.commit()
+    assert get(step, STATUS) == "RUNNING"
+    thread.join(GUARD_S)
+
+
+def test_each_renewal_moves_the_timestamp_forward() -> None:
+    step = make("step")
+    attempt = begin(step, StepCache(FAST))
+    stamps = [timestamp(step)]
+    for _ in range(5):
+        wait_for_renewals(step, 1)
+        stamps.append(timestamp(step))
+    attempt.commit()
+    assert stamps == sorted(stamps)

@@ -1,0 +1,210 @@
+"""``force``, ``retry_failed`` and ``dry_run``: what a run can choose in its config."""
+
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pytest
+
+from marin_dagster import StepSpec, build_definitions
+from support import Recorder, Run, metadata_of, run_job, status_of
+
+
+@pytest.fixture
+def chain(recorder: Recorder) -> list[StepSpec]:
+    raw = recorder.step("raw/books")
+    clean = recorder.step("clean", raw)
+    return [raw, clean, recorder.step("train", clean)]
+
+
+@pytest.fixture
+def definitions(
+    chain: list[StepSpec], recorder: Recorder, instance: dg.DagsterInstance
+) -> dg.Definitions:
+    """A chain that has been built."""
+    built = build_definitions(chain)
+    assert run_job(built, instance).success
+    recorder.take()
+    return built
+
+
+def _failure(run: Run) -> str:
+    """Why the whole run failed."""
+    (event,) = run.of_type("PIPELINE_FAILURE")
+    return str(event.job_failure_data.error)
+
+
+def test_force_true_builds_every_selected_step_in_order(
+    definitions: dg.Definitions, recorder: Recorder, instance: dg.DagsterInstance
+) -> None:
+    run = run_job(definitions, instance, config={"force": True})
+
+    assert run.success
+    assert recorder.calls == ["raw/books", "clean", "train"]
+    for made in run.materialized().values():
+        assert metadata_of(made)["marin/cache"] == "built"
+
+
+def test_force_true_leaves_steps_that_are_not_selected_alone(
+    definitions: dg.Definitions, recorder: Recorder, instance: dg.DagsterInstance
+) -> None:
+    assert run_job(definitions, instance, select=["train"], config={"force": True}).success
+
+    assert recorder.calls == ["train"]
+
+
+@pytest.mark.parametrize("say", ["name", "name_with_hash", "asset key"])
+def test_force_takes_a_name_a_name_with_hash_or_an_asset_key(
+    say: str,
+    definitions: dg.Definitions,
+    chain: list[StepSpec],
+    recorder: Recorder,
+    instance: dg.DagsterInstance,
+) -> None:
+    named = {
+        "name": chain[0].name,
+        "name_with_hash": chain[0].name_with_hash,
+        "asset key": dg.AssetKey(["raw", "books"]).to_user_string(),
+    }[say]
+
+    run = run_job(definitions, instance, config={"force": [named]})
+
+    assert run.success
+    assert recorder.calls == ["raw/books"]
+    assert run.observed() == ["clean", "train"]
+
+
+def test_force_by_asset_key_works_where_key_and_name_differ(
+    recorder: Recorder, instance: dg.DagsterInstance
+) -> None:
+    definitions = build_definitions([recorder.step("café.txt"), recorder.step("tea")])
+    run_job(definitions, instance)
+    recorder.take()
+
+    assert run_job(definitions, instance, config={"force": ["cafe.txt"]}).success
+
+    assert recorder.calls == ["café.txt"]
+
+
+def test_force_takes_several_names_and_an_empty_list_forces_nothing(
+    definitions: dg.Definitions, recorder: Recorder, instance: dg.DagsterInstance
+) -> None:
+    assert run_job(definitions, instance, config={"force": []}).success
+    assert recorder.take() == []
+
+    assert run_job(definitions, instance, config={"force": ["train", "clean"]}).success
+    assert recorder.take() == ["clean", "train"]
+
+
+def test_a_name_that_force_does_not_know_ends_the_run_with_a_suggestion(
+    definitions: dg.Definitions, recorder: Recorder, instance: dg.DagsterInstance
+) -> None:
+    run = run_job(definitions, instance, config={"force": ["train", "raw/book"]})
+
+    assert not run.success
+    assert recorder.calls == []
+    assert run.steps("STEP_START") == []
+    assert "'raw/book'" in _failure(run)
+    assert "Did you mean" in _failure(run)
+    assert "'raw/books'" in _failure(run)
+
+
+def test_a_name_that_is_not_selected_is_unknown_to_force(
+    definitions: dg.Definitions, recorder: Recorder, instance: dg.DagsterInstance
+) -> None:
+    run = run_job(definitions, instance, select=["clean"], config={"force": ["train"]})
+
+    assert not run.success
+    assert "'train'" in _failure(run)
+    assert recorder.calls == []
+
+
+def test_a_forced_step_below_a_step_that_is_gone_builds_that_too(
+    definitions: dg.Definitions,
+    chain: list[StepSpec],
+    recorder: Recorder,
+    instance: dg.DagsterInstance,
+) -> None:
+    Path(chain[1].output_path, ".executor_status").unlink()
+
+    run = run_job(definitions, instance, config={"force": ["train"]})
+
+    assert run.success
+    assert recorder.calls == ["clean", "train"]
+
+
+def test_a_failed_step_is_built_again_unless_retry_failed_is_off(
+    recorder: Recorder, instance: dg.DagsterInstance
+) -> None:
+    broken = recorder.step("train", fails=True)
+    assert not run_job(build_definitions([broken]), instance).success
+    repaired = recorder.step("train")
+    below = recorder.step("below", repaired)
+    definitions = build_definitions([below, recorder.step("other")])
+    recorder.take()
+
+    refused = run_job(definitions, instance, config={"retry_failed": False})
+
+    assert not refused.success
+    assert recorder.take() == ["other"]
+    assert refused.steps("STEP_FAILURE") == ["train"]
+    for text in (repaired.name_with_hash, repaired.output_path, "failed", "retry_failed"):
+        assert text in refused.error("train")
+    assert status_of(repaired) == "FAILED"
+    assert not Path(below.output_path).exists()
+
+    retried = run_job(definitions, instance)
+
+    assert retried.success
+    assert recorder.take() == ["train", "below"]
+
+
+def test_a_dry_run_lists_every_selected_step_and_leaves_the_store_untouched(
+    recorder: Recorder, instance: dg.DagsterInstance, store: Path
+) -> None:
+    raw = recorder.step("raw")
+    end = recorder.step("end", raw)
+
+    run = run_job(build_definitions([end]), instance, config={"dry_run": True})
+
+    assert run.success
+    assert recorder.calls == []
+    assert not store.exists()
+    listed = run.skipped()
+    assert set(listed) == {"raw", "end"}
+    for step in (raw, end):
+        assert step.name_with_hash in listed[step.name]
+        assert step.output_path in listed[step.name]
+    assert run.materialized() == {}
+    assert run.observed() == []
+
+
+def test_a_dry_run_lists_only_what_is_selected_and_whatever_is_cached(
+    definitions: dg.Definitions, recorder: Recorder, instance: dg.DagsterInstance
+) -> None:
+    run = run_job(
+        definitions,
+        instance,
+        select=["raw/books", "clean"],
+        config={"dry_run": True, "force": True},
+    )
+
+    assert run.success
+    assert recorder.calls == []
+    assert set(run.skipped()) == {"raw__books", "clean"}
+
+
+@pytest.mark.parametrize("config", [{"dry_run": True}])
+def test_a_dry_run_works_while_the_store_is_broken(
+    config: dict[str, Any],
+    broken_store: list[str],
+    recorder: Recorder,
+    instance: dg.DagsterInstance,
+) -> None:
+    end = recorder.step("end", recorder.step("raw"), StepSpec("dump"))
+
+    run = run_job(build_definitions([end]), instance, config=config)
+
+    assert run.success
+    assert set(run.skipped()) == {"raw", "end"}
+    assert broken_store == []
