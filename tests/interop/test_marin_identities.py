@@ -304,6 +304,9 @@ def test_a_chain_of_3000_of_marins_steps_loads_although_marin_recurses() -> None
 
     with pytest.raises(RecursionError):
         _ = chain(MarinStep).hash_id
+    # A step of ours hashes what is above it, whoever made it.
+    above = StepSpec("end", deps=[chain(MarinStep)])
+    assert above.hash_id == StepSpec("end", deps=[chain(StepSpec)]).hash_id
     graph = StepGraph.from_steps([chain(MarinStep)])
     assert len(graph.steps) == 3000
     assert list(graph.steps) == list(StepGraph.from_steps([chain(StepSpec)]).steps)
