@@ -116,12 +116,20 @@ class MarinExecutor(dg.Executor):
                 step_dependency_config=self.settings.step_dependency_config,
             ) as active,
         ):
-            yield from self._run(job_context, active, decisions)
+            threads = StepThreads()
+            try:
+                yield from self._run(job_context, active, decisions, threads)
+            finally:
+                # Whatever ends the run, no step of it goes on as if nothing had happened.
+                threads.interrupt()
 
     def _run(
-        self, job_context: PlanExecutionContext, active: ActiveExecution, decisions: Decisions
+        self,
+        job_context: PlanExecutionContext,
+        active: ActiveExecution,
+        decisions: Decisions,
+        threads: StepThreads,
     ) -> Iterator[DagsterEvent]:
-        threads = StepThreads()
         retries: dict[str, DagsterEvent] = {}
         give_up_at: float | None = None
         while threads.running or not active.is_complete:
