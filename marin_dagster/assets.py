@@ -16,7 +16,7 @@ from marin_dagster.control import StepControl, step_control
 from marin_dagster.errors import CollisionError, GraphError, MarinDagsterWarning
 from marin_dagster.runners import run_inline
 from marin_dagster.steps import StepGraph, StepLike
-from marin_dagster.translator import DagsterMarinTranslator, op_tags
+from marin_dagster.translator import DagsterMarinTranslator
 
 DEFAULT_IO_MANAGER_KEY = "marin_io_manager"
 OUTPUT_NAME = "result"
@@ -119,7 +119,8 @@ def build_marin_assets(
             assets.append(spec.with_io_manager_key(io_manager_key))
         else:
             name = op_names[spec.key]
-            assets.append(_assets_definition(step, spec, graph, keys, name, io_manager_key))
+            step_op = StepOp(step, graph, io_manager_key, _input_hashes(step, spec, keys))
+            assets.append(_assets_definition(spec, name, step_op, translator))
     return assets
 
 
@@ -171,32 +172,36 @@ def _spec(
     return spec.replace_attributes(key=keys[step.output_path], deps=[*own, *others])
 
 
-def _assets_definition(
-    step: StepLike,
-    spec: dg.AssetSpec,
-    graph: StepGraph,
-    keys: Mapping[str, dg.AssetKey],
-    op_name: str,
-    io_manager_key: str,
-) -> dg.AssetsDefinition:
-    inputs = {f"dep_{index}": dep.asset_key for index, dep in enumerate(spec.deps)}
+def _input_hashes(
+    step: StepLike, spec: dg.AssetSpec, keys: Mapping[str, dg.AssetKey]
+) -> dict[str, str]:
     # Of external data Dagster knows only what somebody reported; that it compares by itself.
     hashes = {keys[dep.output_path]: dep.hash_id for dep in step.deps if dep.fn is not None}
-    input_hashes = {name: hashes[key] for name, key in inputs.items() if key in hashes}
+    return {name: hashes[key] for name, key in _inputs(spec).items() if key in hashes}
+
+
+def _inputs(spec: dg.AssetSpec) -> dict[str, dg.AssetKey]:
+    return {f"dep_{index}": dep.asset_key for index, dep in enumerate(spec.deps)}
+
+
+def _assets_definition(
+    spec: dg.AssetSpec, op_name: str, step_op: StepOp, translator: DagsterMarinTranslator
+) -> dg.AssetsDefinition:
     # By the constructor, not by @asset: a graph of thousands of steps loads 2.5 times faster. The
     # inputs are Nothing: a step reads its dependencies' paths itself.
     op = dg.OpDefinition(
         name=op_name,
         description=spec.description,
-        compute_fn=StepOp(step, graph, io_manager_key, input_hashes),
-        ins={name: dg.In(dg.Nothing) for name in inputs},
-        outs={OUTPUT_NAME: dg.Out(dg.Any, io_manager_key=io_manager_key)},
-        required_resource_keys={io_manager_key},
+        compute_fn=step_op,
+        ins={name: dg.In(dg.Nothing) for name in _inputs(spec)},
+        outs={OUTPUT_NAME: dg.Out(dg.Any, io_manager_key=step_op.io_manager_key)},
+        required_resource_keys={step_op.io_manager_key},
         code_version=spec.code_version,
-        tags=op_tags(step),
+        tags=dict(translator.get_op_tags(step_op.step)),
+        pool=translator.get_pool(step_op.step),
     )
     return dg.AssetsDefinition(
-        keys_by_input_name=inputs,
+        keys_by_input_name=_inputs(spec),
         keys_by_output_name={OUTPUT_NAME: spec.key},
         node_def=op,
         specs=[spec],

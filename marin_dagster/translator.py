@@ -5,7 +5,7 @@ import inspect
 import json
 import re
 import unicodedata
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import dagster as dg
@@ -23,8 +23,8 @@ _NOT_IN_GROUPS = re.compile(r"[^A-Za-z0-9_]")
 class DagsterMarinTranslator:
     """Turns a step into an asset key and an ``AssetSpec``.
 
-    Override either method; the keys of dependencies come from the same ``get_asset_key``, so the
-    two always agree::
+    Override any method; the keys of dependencies come from the same ``get_asset_key``, so the two
+    always agree::
 
         class OurTranslator(DagsterMarinTranslator):
             def get_asset_key(self, step):
@@ -60,16 +60,23 @@ class DagsterMarinTranslator:
             metadata=_metadata(step, resources),
         )
 
+    def get_op_tags(self, step: StepLike) -> Mapping[str, Any]:
+        """Tags of the step's op, for priorities and the executor's ``tag_concurrency_limits``.
 
-def op_tags(step: StepLike) -> dict[str, Any]:
-    """Tags of the step's op: what it needs, for concurrency limits and the run's page."""
-    resources = step_resources(step)
-    if resources is None:
-        return {}
-    return {
-        "marin/device": resources.device.kind,
-        "marin/resources": json.dumps(resources_dict(resources)),
-    }
+        By default what the step needs: ``marin/device`` (``cpu``, ``gpu`` or ``tpu``) and
+        ``marin/resources``; nothing for a step without resources.
+        """
+        resources = step_resources(step)
+        if resources is None:
+            return {}
+        return {
+            "marin/device": resources.device.kind,
+            "marin/resources": json.dumps(resources_dict(resources)),
+        }
+
+    def get_pool(self, step: StepLike) -> str | None:
+        """The concurrency pool that the step's runs share with other runs; None by default."""
+        return None
 
 
 def _metadata(step: StepLike, resources: Any) -> dict[str, Any]:
