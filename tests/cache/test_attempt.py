@@ -66,13 +66,14 @@ def test_an_abandoned_attempt_has_failed() -> None:
 
 
 @pytest.mark.parametrize("end", [Attempt.abandon, Attempt.fail])
-def test_nothing_changes_a_committed_attempt(end: Any) -> None:
+def test_nothing_changes_a_committed_attempt(end: Any, caplog: pytest.LogCaptureFixture) -> None:
     step = make("step")
     attempt = begin(step)
     attempt.commit()
     before = tree(step.output_path)
     end(attempt)
     assert tree(step.output_path) == before
+    assert "lost the lease" not in caplog.text
 
 
 @pytest.mark.parametrize("end", [Attempt.abandon, Attempt.fail, Attempt.commit])

@@ -140,11 +140,13 @@ def test_the_status_is_read_again_once_the_lease_is_won(monkeypatch: pytest.Monk
     assert [path.name for path in Path(step.output_path).iterdir()] == [STATUS]
 
 
+@pytest.mark.parametrize("status", ["FAILED", "DEP_FAILED"])
 def test_without_retries_a_failure_that_is_seen_once_the_lease_is_won_counts_too(
-    monkeypatch: pytest.MonkeyPatch,
+    status: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     step = make("step")
-    end_first(monkeypatch, step, "FAILED")
+    end_first(monkeypatch, step, status)
     with pytest.raises(PreviousAttemptFailedError):
         StepCache().begin(step, retry_failed=False)
-    assert (get(step, STATUS), get(step, LOCK)) == ("FAILED", None)
+    assert [path.name for path in Path(step.output_path).iterdir()] == [STATUS]
+    assert get(step, STATUS) == status

@@ -1,5 +1,6 @@
 """``DagsterMarinTranslator``: what its two methods can change, and that they stay consistent."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import dagster as dg
@@ -7,6 +8,7 @@ import pytest
 
 from marin_dagster import (
     DagsterMarinTranslator,
+    ResourceConfig,
     StepLike,
     StepSpec,
     build_definitions,
@@ -119,3 +121,25 @@ def test_dependencies_added_by_the_translator_are_kept_beside_the_steps_own() ->
 
     assert {dep.asset_key.to_user_string() for dep in specs["end"].deps} == {"raw", "licence"}
     assert {dep.asset_key.to_user_string() for dep in specs["raw"].deps} == {"licence"}
+
+
+def test_the_translator_decides_op_tags_and_the_pool() -> None:
+    class Budgeted(DagsterMarinTranslator):
+        def get_op_tags(self, step: StepLike) -> Mapping[str, Any]:
+            return {**super().get_op_tags(step), "dagster/priority": "3"}
+
+        def get_pool(self, step: StepLike) -> str | None:
+            return "gpus" if "marin/device" in self.get_op_tags(step) else None
+
+    train = StepSpec("train", fn=_fill, resources=ResourceConfig.with_gpu("H100"))
+    plain = StepSpec("plain", fn=_fill)
+
+    ops = {
+        asset.key.to_user_string(): asset.op
+        for asset in build_marin_assets([train, plain], translator=Budgeted())
+        if isinstance(asset, dg.AssetsDefinition)
+    }
+
+    assert ops["train"].tags["dagster/priority"] == "3"
+    assert ops["train"].tags["marin/device"] == "gpu"
+    assert (ops["train"].pool, ops["plain"].pool) == ("gpus", None)
