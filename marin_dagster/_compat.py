@@ -4,6 +4,7 @@ All of them have these names from Dagster 1.11.16 on; the tests run the lowest a
 release.
 """
 
+from dagster._core.definitions.utils import DISALLOWED_NAMES
 from dagster._core.events import (
     AssetObservationData,
     DagsterEvent,
@@ -35,6 +36,7 @@ from dagster._utils.warnings import disable_dagster_warnings
 from dagster_shared.error import SerializableErrorInfo
 
 __all__ = [
+    "DISALLOWED_NAMES",
     "ActiveExecution",
     "AssetObservationData",
     "CapturedLogContext",

@@ -1,6 +1,7 @@
 """``build_marin_assets``: one asset for each step of a graph."""
 
 import hashlib
+import keyword
 import re
 import warnings
 from collections import defaultdict
@@ -10,10 +11,10 @@ from typing import Any
 
 import dagster as dg
 
-from marin_dagster._compat import disable_dagster_warnings
+from marin_dagster._compat import DISALLOWED_NAMES, disable_dagster_warnings
 from marin_dagster.cache import Attempt, Hit, StepCache
 from marin_dagster.control import StepControl, step_control
-from marin_dagster.errors import CollisionError, GraphError, MarinDagsterWarning
+from marin_dagster.errors import CollisionError, GraphError, MarinDagsterWarning, StepError
 from marin_dagster.runners import run_inline
 from marin_dagster.steps import StepGraph, StepLike
 from marin_dagster.translator import DagsterMarinTranslator
@@ -44,13 +45,21 @@ class StepOp:
         self, context: dg.AssetExecutionContext, inputs: Mapping[str, Any]
     ) -> Iterator[dg.Output[Any]]:
         control = step_control.get() or StepControl()
-        cache: StepCache = getattr(context.resources, self.io_manager_key).cache
+        cache: StepCache | None = getattr(
+            getattr(context.resources, self.io_manager_key), "cache", None
+        )
+        if cache is None:
+            raise StepError(
+                f"step {self.step.name_with_hash}: the resource {self.io_manager_key!r} is no "
+                "MarinIOManager. Give one, or another io_manager_key."
+            )
         outcome = cache.begin(
             self.step,
             force=control.force,
             retry_failed=control.retry_failed,
             hit_expected=control.hit_expected,
             wait=control.wait,
+            say=context.log.info,
         )
         if isinstance(outcome, Hit):
             context.log.info(f"{self.step.name_with_hash}: served from {outcome.folder.url}")
@@ -110,7 +119,6 @@ def build_marin_assets(
     graph = StepGraph.from_steps(steps() if callable(steps) else steps)
     translator = translator or DagsterMarinTranslator()
     keys = _asset_keys(graph, translator)
-    op_names = _op_names(keys.values())
     assets: list[MarinAsset] = []
     for step in graph.steps.values():
         spec = _spec(step, translator, keys)
@@ -118,9 +126,8 @@ def build_marin_assets(
             # So that ordinary assets load it as they load the others.
             assets.append(spec.with_io_manager_key(io_manager_key))
         else:
-            name = op_names[spec.key]
             step_op = StepOp(step, graph, io_manager_key, _input_hashes(step, spec, keys))
-            assets.append(_assets_definition(spec, name, step_op, translator))
+            assets.append(_assets_definition(spec, step_op, translator))
     return assets
 
 
@@ -166,6 +173,11 @@ def _spec(
             f"{translator.get_asset_key(step).to_user_string()!r}. Change the key in "
             "get_asset_key: dependencies use it, too."
         )
+    if spec.partitions_def is not None:
+        raise GraphError(
+            f"step {step.name!r}: the translator gives it partitions, which a step cannot have: "
+            "its output is one folder. Make a step for each partition."
+        )
     of_steps = {translator.get_asset_key(dep) for dep in step.deps}
     others = [dep for dep in spec.deps if dep.asset_key not in of_steps]
     own = dict.fromkeys(keys[dep.output_path] for dep in step.deps)
@@ -185,12 +197,12 @@ def _inputs(spec: dg.AssetSpec) -> dict[str, dg.AssetKey]:
 
 
 def _assets_definition(
-    spec: dg.AssetSpec, op_name: str, step_op: StepOp, translator: DagsterMarinTranslator
+    spec: dg.AssetSpec, step_op: StepOp, translator: DagsterMarinTranslator
 ) -> dg.AssetsDefinition:
     # By the constructor, not by @asset: a graph of thousands of steps loads 2.5 times faster. The
     # inputs are Nothing: a step reads its dependencies' paths itself.
     op = dg.OpDefinition(
-        name=op_name,
+        name=_op_name(spec.key),
         description=spec.description,
         compute_fn=step_op,
         ins={name: dg.In(dg.Nothing) for name in _inputs(spec)},
@@ -208,18 +220,16 @@ def _assets_definition(
     )
 
 
-def _op_names(keys: Iterable[dg.AssetKey]) -> dict[dg.AssetKey, str]:
-    """A name for each key's op, which is also its step key: the parts, joined by two underscores.
+def _op_name(key: dg.AssetKey) -> str:
+    """A name for the key's op, which is also its step key; different keys have different names.
 
-    Where that is not enough to tell keys apart, as for ``x/y`` beside ``x__y`` or ``a-b`` beside
-    ``a_b``, eight digits of each key's hash are added.
+    The parts, joined by two underscores. Where that is no name, or could be the name of another key
+    (``a-b`` beside ``a_b``, ``x/y`` beside ``x__y``), eight digits of the key's hash are added. It
+    depends on the key alone, so that graphs merge and runs can be compared.
     """
-    by_name: dict[str, list[dg.AssetKey]] = defaultdict(list)
-    for key in keys:
-        by_name[re.sub(r"[^A-Za-z0-9_]", "_", "__".join(key.path))].append(key)
-    names = {}
-    for name, sharing in by_name.items():
-        for key in sharing:
-            digest = hashlib.sha256(key.to_user_string().encode()).hexdigest()[:8]
-            names[key] = name if len(sharing) == 1 else f"{name}_{digest}"
-    return names
+    joined = "__".join(key.path)
+    name = re.sub(r"[^A-Za-z0-9_]", "_", joined)
+    ambiguous = name != joined or any("__" in f"_{part}_" for part in key.path)
+    if ambiguous or name in DISALLOWED_NAMES or keyword.iskeyword(name):
+        return f"{name}_{hashlib.sha256(key.to_user_string().encode()).hexdigest()[:8]}"
+    return name

@@ -5,11 +5,12 @@ with the defaults. It also is the executor's handle on the step: its open attemp
 interrupt its function.
 """
 
+import asyncio
 import contextvars
 import ctypes
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 
 import dagster as dg
@@ -29,6 +30,10 @@ class StepControl:
     """The output was seen finished and its inputs were pruned: serve it or fail."""
     attempts: list[Attempt] = field(default_factory=list)
     """Attempts that the step has begun; the executor abandons what is still open at the end."""
+    captured: Callable[[], AbstractContextManager[None]] = nullcontext
+    """Makes the context in which what is written belongs to the step's log."""
+    event_loop: asyncio.AbstractEventLoop | None = None
+    """A loop of the step's own, closed at the end."""
     _stop: threading.Event = field(default_factory=threading.Event)
     _mutex: threading.Lock = field(default_factory=threading.Lock)
     _in_user_code: int | None = None
@@ -48,7 +53,8 @@ class StepControl:
         with self._mutex:
             self._in_user_code = threading.get_ident()
         try:
-            yield
+            with self.captured():
+                yield
         finally:
             with self._mutex:
                 thread, self._in_user_code = self._in_user_code, None

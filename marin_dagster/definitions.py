@@ -15,8 +15,9 @@ class MarinDefinitions(dg.Definitions):
     """Definitions that run everything with our job's executor, yet merge with any other.
 
     ``Definitions.merge`` refuses two executors. So the ``executor`` field stays empty: loaded by
-    itself, this code location defaults to the executor of its job; merged, the others' executor is
-    the default, and our job keeps ours.
+    itself, this code location defaults to the executor of its job. Merged, our job keeps ours, and
+    everything else, the UI's Materialize included, has the others' executor or Dagster's default;
+    give one of them ``executor=marin_executor`` to keep ours for all.
     """
 
     @cached_method
@@ -48,7 +49,8 @@ def build_definitions(
     """Assets, IO manager, executor and one job over all, for a graph of steps.
 
     Nothing is read or written in the store, so a code location loads while the store is away. The
-    result merges with other ``Definitions``, also with ones that have an executor.
+    result merges with other ``Definitions``, also with ones that have an executor; see
+    :class:`MarinDefinitions` for who runs what then.
 
     Args:
         steps: the steps, or a function that returns them; dependencies need not be listed.

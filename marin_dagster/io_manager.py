@@ -6,11 +6,10 @@ import types
 import typing
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Any
 
 import dagster as dg
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, model_validator
 
 from marin_dagster.cache import (
     ArtifactRecord,
@@ -23,7 +22,8 @@ from marin_dagster.cache import (
     read_record,
     read_status,
 )
-from marin_dagster.errors import OutputNotReadyError, StepError
+from marin_dagster.cache.record import RECORD_FILE
+from marin_dagster.errors import OutputNotReadyError, RecordError, StepError
 
 _DEFAULT_TIMING = LeaseTiming()
 
@@ -67,6 +67,15 @@ class MarinIOManager(dg.ConfigurableIOManager):
         description="Seconds between looks at an output that another worker is building.",
     )
 
+    @model_validator(mode="after")
+    def _check_timing(self) -> "MarinIOManager":
+        if self.lease_stale_s <= self.lease_refresh_s:
+            raise ValueError(
+                f"lease_stale_s ({self.lease_stale_s}) must be longer than lease_refresh_s "
+                f"({self.lease_refresh_s}), or every lease is stale while it is held."
+            )
+        return self
+
     @property
     def cache(self) -> StepCache:
         """The cache with this resource's settings."""
@@ -86,14 +95,12 @@ class MarinIOManager(dg.ConfigurableIOManager):
             MarinDagsterError: the commit failed; the attempt is marked as failed.
         """
         if isinstance(obj, Attempt):
-            record = obj.commit()
+            record: ArtifactRecord | None = obj.commit()
             seconds = round(obj.duration_s, 3)
             metadata: dict[str, Any] = {"marin/cache": "built", "marin/duration_s": seconds}
-            if record is None:
-                record = read_record(obj.folder)
         elif isinstance(obj, Hit):
-            record = obj.record
-            metadata = {"marin/cache": "hit", "marin/duration_s": 0.0, **built_by(record)}
+            record = _record_of(context, obj)
+            metadata = {"marin/cache": "hit", "marin/duration_s": 0.0, **_built_by(obj, record)}
         else:
             raise StepError(
                 f"asset {context.asset_key.to_user_string()!r}: its IO manager commits outputs of "
@@ -158,19 +165,26 @@ class MarinIOManager(dg.ConfigurableIOManager):
         return output
 
 
-def built_by(record: ArtifactRecord | None) -> dict[str, Any]:
-    """Who built a cached output, when and from which commit, as metadata."""
+def _record_of(context: dg.OutputContext, hit: Hit) -> ArtifactRecord | None:
+    try:
+        return hit.record
+    except RecordError as error:
+        # The output is finished and served, as Marin does; only what is told of it is lost.
+        context.log.warning(str(error))
+        return None
+
+
+def _built_by(hit: Hit, record: ArtifactRecord | None) -> dict[str, Any]:
+    """Who built a cached output, when and from which commit."""
     provenance = record.provenance if record else None
     if provenance is None:
         return {"marin/built_by": "unknown (the output has no provenance)"}
     metadata: dict[str, Any] = {"marin/built_by": provenance.built_by or "unknown"}
-    if provenance.created_at:
-        try:
-            moment = datetime.fromisoformat(provenance.created_at)
-        except ValueError:
-            metadata["marin/built_at"] = provenance.created_at
-        else:
-            metadata["marin/built_at"] = dg.MetadataValue.timestamp(moment.astimezone())
+    # The record's own time is that of the launch, the same for every step of a run.
+    if (finished := hit.folder.modified(RECORD_FILE)) is not None:
+        metadata["marin/built_at"] = dg.MetadataValue.timestamp(finished)
+    elif provenance.created_at:
+        metadata["marin/launched_at"] = provenance.created_at
     if provenance.base_commit:
         changed = " with uncommitted changes" if provenance.dirty else ""
         metadata["marin/commit"] = provenance.base_commit + changed
@@ -188,7 +202,7 @@ def _plain_type(annotation: Any) -> Any:
 def _size(context: dg.OutputContext, folder: Folder) -> dict[str, int]:
     try:
         files, size = folder.measure()
-    except OSError as error:
+    except Exception as error:  # each filesystem has its own
         # The output is committed by now; a listing that fails must not make the step fail.
         context.log.warning(f"could not measure {folder.url}: {error}")
         return {}

@@ -66,16 +66,17 @@ class Attempt:
         """Seconds since the attempt began."""
         return time.monotonic() - self._started
 
-    def commit(self) -> ArtifactRecord | None:
+    def commit(self) -> ArtifactRecord:
         """Finish: write the record, make sure that the lease still holds, write SUCCESS.
 
         Returns:
-            The record written; None when the function writes its own.
+            The record, whoever wrote it.
 
         Raises:
             LeaseLostError: another worker took over; neither its lock nor its status is touched.
             ResultError: a record cannot hold the result.
-            RecordError: the function should have written a record and did not.
+            RecordError: the function should have written a record and did not, or not a readable
+                one.
             StoreError: the store refused.
 
         After any of these the attempt has failed.
@@ -92,11 +93,8 @@ class Attempt:
                 self._lease.check()
                 if record is not None:
                     write_record(self.folder, record)
-                elif self.folder.read(RECORD_FILE) is None:
-                    raise RecordError(
-                        f"step {self.step.name_with_hash} states writes_record but left no "
-                        f"{RECORD_FILE} in {self.folder.url}. Write it in the step's function."
-                    )
+                else:
+                    record = self._own_record()
                 self._lease.check()
                 write_status(self.folder, Status.SUCCESS)
             except BaseException:
@@ -104,6 +102,15 @@ class Attempt:
                 raise
             self.give_back()
             return record
+
+    def _own_record(self) -> ArtifactRecord:
+        record = read_record(self.folder)
+        if record is None:
+            raise RecordError(
+                f"step {self.step.name_with_hash} states writes_record but left no {RECORD_FILE} "
+                f"in {self.folder.url}. Write it in the step's function."
+            )
+        return record
 
     def fail(self) -> None:
         """Mark the attempt as failed and give the lease back. Raises nothing for a broken store:

@@ -26,7 +26,7 @@ from marin_dagster.cache.keeper import HeldLease, keeper
 from marin_dagster.cache.lease import LeaseTiming, LeaseWatch, Lock, new_worker_id
 from marin_dagster.cache.locks import lock_for
 from marin_dagster.cache.record import write_info
-from marin_dagster.cache.status import Status, read_status, write_status
+from marin_dagster.cache.status import STATUS_FILE, Status, read_status, write_status
 from marin_dagster.cache.store import Folder
 from marin_dagster.errors import (
     DependencyNotBuiltError,
@@ -34,6 +34,7 @@ from marin_dagster.errors import (
     PreviousAttemptFailedError,
     StepError,
     StepWithoutFunctionError,
+    StoreError,
 )
 from marin_dagster.steps.paths import check_step_path
 from marin_dagster.steps.protocol import StepLike, is_mutable
@@ -59,6 +60,8 @@ class CacheState(Enum):
     """The last attempt failed."""
     RUNNING = "running"
     """A live worker is building it."""
+    UNKNOWN = "unknown"
+    """The store refused to say."""
 
 
 @dataclass(frozen=True)
@@ -66,8 +69,12 @@ class LookUp:
     """One look at an output."""
 
     state: CacheState
+    finished: bool = False
+    """There is an output that dependents can read; a HIT, unless it is a ``dev`` version."""
     owner: str | None = None
     """Who is building it, when RUNNING."""
+    error: StoreError | None = None
+    """What the store said, when UNKNOWN."""
 
 
 @dataclass(frozen=True)
@@ -87,8 +94,9 @@ class StepCache:
         """
         folder = Folder.at(step.output_path)
         match read_status(folder):
-            case Status.SUCCESS if not is_mutable(step):
-                return LookUp(CacheState.HIT)
+            case Status.SUCCESS:
+                state = CacheState.MISS if is_mutable(step) else CacheState.HIT
+                return LookUp(state, finished=True)
             case Status.FAILED | Status.DEP_FAILED:
                 return LookUp(CacheState.FAILED)
             case Status.RUNNING:
@@ -100,10 +108,16 @@ class StepCache:
     def look_up_many(self, steps: Iterable[StepLike]) -> dict[str, LookUp]:
         """:meth:`look_up` of many steps, 32 at a time, by output path.
 
-        Raises:
-            StoreError: the store refused.
+        Where the store refuses, the step is UNKNOWN; the others are not held up by it.
         """
-        return _many(self.look_up, {step.output_path: step for step in steps})
+
+        def look(step: StepLike) -> LookUp:
+            try:
+                return self.look_up(step)
+            except StoreError as error:
+                return LookUp(CacheState.UNKNOWN, error=error)
+
+        return _many(look, {step.output_path: step for step in steps})
 
     def begin(
         self,
@@ -113,6 +127,7 @@ class StepCache:
         retry_failed: bool = True,
         hit_expected: bool = False,
         wait: Callable[[float], Any] = time.sleep,
+        say: Callable[[str], Any] = logger.info,
     ) -> Hit | Attempt:
         """Serve the step's output, or get hold of it to build it.
 
@@ -127,6 +142,7 @@ class StepCache:
             hit_expected: the output was seen finished and its inputs were pruned; fail rather than
                 build without them.
             wait: waits for some seconds; may raise to stop waiting for another worker.
+            say: told now and then whom this waits for.
 
         Raises:
             StepNameError: the step's name or path cannot be a folder of a store.
@@ -141,7 +157,7 @@ class StepCache:
         lock = lock_for(folder, self.timing)
         watch = LeaseWatch(self.timing)
         rebuild = force or is_mutable(step)
-        logged_at = float("-inf")
+        said_at = float("-inf")
         checked = False
         while True:
             status = read_status(folder)
@@ -152,12 +168,12 @@ class StepCache:
                 _check_dependencies(step)
                 checked = True
             lease = lock.read()
-            if watch.is_live(lease):
-                if time.monotonic() - logged_at > _WAIT_LOG_INTERVAL_S:
-                    logged_at = time.monotonic()
-                    owner = lease.worker_id if lease else "another worker"
-                    logger.info(
-                        "step %s waits: %s is building %s", step.name_with_hash, owner, folder.url
+            if lease is not None and watch.is_live(lease):
+                if time.monotonic() - said_at > _WAIT_LOG_INTERVAL_S:
+                    said_at = time.monotonic()
+                    say(
+                        f"{step.name_with_hash}: waiting for {lease.worker_id}, which is building "
+                        f"{folder.url}"
                     )
                 wait(self.timing.poll_s)
                 continue
@@ -208,8 +224,8 @@ def _check_may_build(
         )
     if step.fn is None:
         raise StepWithoutFunctionError(
-            f"{where}: has no finished output and no function to build it. Put the data with its "
-            "status there, or give the step a function."
+            f"{where}: has no finished output and no function to build it. Put its data there and "
+            f"write SUCCESS into {STATUS_FILE} beside it, or give the step a function."
         )
 
 

@@ -1,5 +1,6 @@
 """One thread that renews every lease of this process."""
 
+import contextvars
 import logging
 import os
 import threading
@@ -92,8 +93,12 @@ class LeaseKeeper:
             lease._due = time.monotonic() + lease.timing.refresh_s
             self._held.add(lease)
             if self._thread is None:
+                # In an empty context: what it logs is not of the step that happened to be first.
                 self._thread = threading.Thread(
-                    target=self._run, name="marin-lease-keeper", daemon=True
+                    target=contextvars.Context().run,
+                    args=(self._run,),
+                    name="marin-lease-keeper",
+                    daemon=True,
                 )
                 self._thread.start()
             self._changed.notify()

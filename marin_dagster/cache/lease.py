@@ -152,13 +152,13 @@ class LocalLock:
             return None
 
     def acquire(self, worker_id: str, watch: LeaseWatch) -> bool:
+        self.folder.make()
         try:
-            with self._refusals("lock"):
-                os.makedirs(os.path.dirname(self.path), exist_ok=True)
-                with self._exclusive(os.O_RDWR | os.O_CREAT) as descriptor:
-                    if watch.is_live(_read_descriptor(descriptor)):
-                        return False
-                    _write_descriptor(descriptor, new_lease(worker_id))
+            flags = os.O_RDWR | os.O_CREAT
+            with self._refusals("lock"), self._exclusive(flags) as descriptor:
+                if watch.is_live(_read_descriptor(descriptor)):
+                    return False
+                _write_descriptor(descriptor, new_lease(worker_id))
         except FileNotFoundError as error:
             raise StoreError(f"{self.path}: its folder was removed meanwhile") from error
         if not self.settle_s:
@@ -244,11 +244,15 @@ class SettledLock:
 
 def require_own(lease: Lease | None, worker_id: str, path: str) -> None:
     """Raise ``LeaseLostError`` unless the lease is this worker's."""
-    if lease is None or lease.worker_id != worker_id:
-        holder = "nobody (the lock file is gone)" if lease is None else lease.worker_id
+    if lease is None:
         raise LeaseLostError(
-            f"lost the lease on {path}: it is held by {holder}, this worker is {worker_id}. "
-            "Another worker took the output over; look at its result instead of this one."
+            f"lost the lease on {path}: the lock file of this worker, {worker_id}, is gone. Either "
+            "another worker took the output over and finished, or something removed the folder."
+        )
+    if lease.worker_id != worker_id:
+        raise LeaseLostError(
+            f"lost the lease on {path}: it is held by {lease.worker_id}, this worker is "
+            f"{worker_id}. Another worker took the output over; look at its result instead."
         )
 
 

@@ -6,6 +6,7 @@ is read off the fsspec filesystem that serves the data, so there is nothing to c
 """
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
@@ -27,7 +28,15 @@ T = TypeVar("T")
 
 _CREDENTIALS_LIVE = timedelta(minutes=10)
 _TIMEOUTS = {"connect_timeout": "10s", "timeout": "30s"}
-_RETRIES: Any = {"max_retries": 8, "retry_timeout": timedelta(seconds=60)}
+_RETRIES: Any = {
+    "max_retries": 8,
+    "retry_timeout": timedelta(seconds=60),
+    "backoff": {
+        "init_backoff": timedelta(seconds=0.5),
+        "max_backoff": timedelta(seconds=15),
+        "base": 2,
+    },
+}
 """A store that is away for a while is asked again, with growing pauses, before a step fails."""
 
 
@@ -56,7 +65,13 @@ class ObjectLock:
     def release(self, worker_id: str) -> None:
         if self._holds(worker_id):
             store, key = self._object()
-            self._ask("delete", lambda: store.delete(key))
+
+            def delete() -> None:
+                # Gone already when only the answer to the first try was lost.
+                with suppress(FileNotFoundError):
+                    store.delete(key)
+
+            self._ask("delete", delete)
 
     def _holds(self, worker_id: str) -> bool:
         # Asked again after a put that was refused, too: its first try may have arrived, and only
@@ -184,17 +199,33 @@ def _botocore_credentials(profile: str | None) -> Callable[[], dict[str, Any]]:
 
 
 def _gcs_settings(fs: Any) -> dict[str, Any]:
-    endpoint = fs._endpoint
+    endpoint = fs._location
     settings: dict[str, Any] = {
-        "client_options": {**_TIMEOUTS, "allow_http": endpoint.startswith("http://")}
+        "client_options": {**_TIMEOUTS, "allow_http": endpoint.startswith("http://")},
+        "credential_provider": _google_token(fs.credentials.credentials),
     }
     if endpoint != "https://storage.googleapis.com":
         settings["base_url"] = endpoint
-    credentials = fs.credentials.credentials
-    if credentials is None:
+    if fs.credentials.credentials is None:
         settings["skip_signature"] = True
-    else:
-        from obstore.auth.google import GoogleCredentialProvider
-
-        settings["credential_provider"] = GoogleCredentialProvider(credentials)
     return settings
+
+
+def _google_token(credentials: Any) -> Callable[[], dict[str, Any]]:
+    """The token that gcsfs uses, renewed when it has run out."""
+
+    def current() -> dict[str, Any]:
+        if credentials is None:
+            # An emulator takes any; without one, puts would ask for the machine's identity.
+            return {"token": "anonymous", "expires_at": None}
+        if not credentials.valid:
+            from google.auth.transport.requests import Request
+
+            credentials.refresh(Request())
+        expiry = credentials.expiry
+        return {
+            "token": credentials.token,
+            "expires_at": expiry.replace(tzinfo=UTC) if expiry else None,
+        }
+
+    return current

@@ -6,6 +6,7 @@ The fields and both older forms are Marin's: a bare payload without record field
 """
 
 import dataclasses
+import inspect
 import json
 from collections.abc import Mapping
 from typing import Any, TypeVar
@@ -132,6 +133,10 @@ def result_payload(step: StepLike, result: Any) -> dict[str, Any] | None:
     """
     if result is None:
         return None
+    if inspect.iscoroutine(result) or inspect.isgenerator(result):
+        kind = "async" if inspect.iscoroutine(result) else "a generator"
+        result.close()
+        raise _result_error(step, f"its function is {kind}, so its body never ran")
     try:
         payload = _to_json(result)
     except (ValueError, TypeError, RecursionError) as error:

@@ -7,6 +7,7 @@ another process's write visible at once (fsspec/s3fs#851).
 import os
 import uuid
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any
 
 import fsspec
@@ -14,6 +15,9 @@ from fsspec.implementations.local import LocalFileSystem
 
 from marin_dagster.errors import StoreError
 from marin_dagster.steps.paths import join
+
+_EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}
+"""Schemes whose filesystem comes with an extra of this package."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +42,9 @@ class Folder:
         try:
             fs, path = fsspec.core.url_to_fs(url, use_listings_cache=False)
         except (ImportError, ValueError) as error:
-            raise StoreError(f"no filesystem for {url}: {error}") from error
+            extra = _EXTRAS.get(url.partition("://")[0])
+            hint = f" Install marin-dagster[{extra}]." if extra else ""
+            raise StoreError(f"no filesystem for {url}: {error}.{hint}") from error
         if getattr(fs, "async_impl", False):
             _check_not_forked(url)
         return cls(url=url, fs=fs, path=path)
@@ -89,13 +95,21 @@ class Folder:
             raise self._refused("delete", name, error) from error
 
     def make(self) -> None:
-        """Create the folder where folders exist; object stores have none to create."""
-        if not self.is_local and self.fs.protocol in ("s3", ("s3", "s3a"), "gs", ("gs", "gcs")):
-            return
+        """Create the folder, with those above it."""
         try:
             self.fs.makedirs(self.path, exist_ok=True)
         except Exception as error:
             raise self._refused("create", "", error) from error
+
+    def modified(self, name: str) -> datetime | None:
+        """When the file was last written, by the store's clock; None when the store cannot say."""
+        try:
+            moment = self.fs.modified(self.file(name))
+        except Exception:
+            return None
+        if not isinstance(moment, datetime):
+            return None
+        return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
 
     def measure(self) -> tuple[int, int]:
         """``(files, bytes)`` of the output, without the cache's own dotted files beside it."""

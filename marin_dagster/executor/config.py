@@ -23,7 +23,7 @@ class ExecutorSettings:
     """One run's choices."""
 
     max_concurrent: int
-    """Steps that run at once, at least 1."""
+    """Steps that run at once, as configured; see :attr:`limit`."""
     force: bool | tuple[str, ...]
     """Build finished steps, too: all selected ones, or those named."""
     retry_failed: bool
@@ -39,14 +39,10 @@ class ExecutorSettings:
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> "ExecutorSettings":
-        """The settings in an executor's config.
-
-        Raises:
-            ValueError: ``max_concurrent`` is negative.
-        """
+        """The settings in an executor's config."""
         force = config["force"]
         return cls(
-            max_concurrent=effective_max_concurrent(config["max_concurrent"]),
+            max_concurrent=config["max_concurrent"],
             force=force if isinstance(force, bool) else tuple(force),
             retry_failed=config["retry_failed"],
             dry_run=config["dry_run"],
@@ -57,16 +53,26 @@ class ExecutorSettings:
             ),
         )
 
+    @property
+    def limit(self) -> int:
+        """Steps that run at once, at least 1.
+
+        Raises:
+            ValueError: ``max_concurrent`` is negative. Asked for once the run has started, so that
+                the run itself fails with this message.
+        """
+        return effective_max_concurrent(self.max_concurrent)
+
 
 def effective_max_concurrent(value: int) -> int:
     """``value``, or the default for 0.
 
     Raises:
-        ValueError: it is negative.
+        ValueError: it is negative, or no number.
     """
-    if value < 0:
+    if not isinstance(value, int) or value < 0:
         raise ValueError(
-            f"max_concurrent = {value}: must be 1 or more, or 0 for the default "
+            f"max_concurrent = {value!r}: must be 1 or more, or 0 for the default "
             f"({DEFAULT_MAX_CONCURRENT})."
         )
     return value or DEFAULT_MAX_CONCURRENT

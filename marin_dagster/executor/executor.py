@@ -1,5 +1,6 @@
 """``MarinExecutor``: one run's steps in threads, with what is cached left out."""
 
+import asyncio
 import os
 import time
 from collections.abc import Iterator
@@ -68,7 +69,7 @@ class MarinExecutor(dg.Executor):
         keys = execution_plan.step_keys_to_execute
         yield DagsterEvent.engine_event(
             plan_context,
-            f"Executing {len(keys)} steps in threads, at most {self.settings.max_concurrent} at "
+            f"Executing {len(keys)} steps in threads, at most {self.settings.limit} at "
             f"once (pid: {os.getpid()})",
             event_specific_data=EngineEventData.in_process(os.getpid(), keys),
         )
@@ -110,7 +111,7 @@ class MarinExecutor(dg.Executor):
             InstanceConcurrencyContext(job_context.instance, job_context.dagster_run) as slots,
             execution_plan.start(
                 retry_mode=self.settings.retries,
-                max_concurrent=self.settings.max_concurrent,
+                max_concurrent=self.settings.limit,
                 tag_concurrency_limits=self.settings.tag_concurrency_limits,
                 instance_concurrency_context=slots,
                 step_dependency_config=self.settings.step_dependency_config,
@@ -130,6 +131,7 @@ class MarinExecutor(dg.Executor):
         decisions: Decisions,
         threads: StepThreads,
     ) -> Iterator[DagsterEvent]:
+        outputs: dict[str, DagsterEvent] = {}
         retries: dict[str, DagsterEvent] = {}
         give_up_at: float | None = None
         while threads.running or not active.is_complete:
@@ -147,9 +149,20 @@ class MarinExecutor(dg.Executor):
                     state = active.get_known_state()
                     again = state.get_retry_state().get_attempt_count(step.key) > 0
                     control = self._control(step.key, decisions, again=again)
-                    threads.start(job_context.for_step(step, state), control)
+                    context = job_context
+                    if step.key not in decisions.planned:
+                        # An ordinary asset may be async, and a loop runs in one thread only.
+                        control.event_loop = asyncio.new_event_loop()
+                        plan = job_context.execution_plan
+                        context = context_for(job_context, plan, control.event_loop)
+                    threads.start(context.for_step(step, state), control)
                 yield from active.concurrency_event_iterator(job_context)
             elif not threads.running or time.monotonic() > give_up_at:
+                for key in threads.running:
+                    job_context.log.error(
+                        f"Step {key} did not stop within {_GRACE_S:.0f} s and is left behind; its "
+                        "lease runs out, and until then others wait for it."
+                    )
                 break
             for message in threads.messages(_pause_s(active)):
                 if message.event is None:
@@ -161,6 +174,11 @@ class MarinExecutor(dg.Executor):
                 if message.event.is_step_up_for_retry:
                     # Not before the thread of this attempt has ended, hooks and logs included.
                     retries[message.step_key] = message.event
+                elif message.event.is_successful_output and message.step_key in decisions.planned:
+                    # Dagster says so before the IO manager commits; nobody may read it until then.
+                    outputs[message.step_key] = message.event
+                elif message.event.is_handled_output and message.step_key in outputs:
+                    active.handle_event(outputs.pop(message.step_key))
                 elif not message.from_hook:
                     active.handle_event(message.event)
             yield from active.plan_events_iterator(job_context)
@@ -187,7 +205,7 @@ def _dry_run(
     for step in plan.get_steps_to_execute_in_topo_order():
         ours = planned.get(step.key)
         what = f"{ours.step.name_with_hash} -> {ours.step.output_path}" if ours else step.key
-        yield _skipped(context.for_step(step), f"Dry run: would run {what}")
+        yield _skipped(context.for_step(step), f"Dry run: would run, unless cached: {what}")
 
 
 def _report(

@@ -13,7 +13,8 @@ import logging
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from functools import partial
 from typing import IO, Any
 
 from marin_dagster._compat import (
@@ -42,39 +43,47 @@ class _StepLog:
 
     def write(self, name: str, text: str) -> None:
         """Write to ``stdout`` or ``stderr``; a log that is broken or closed never breaks a step."""
+        # Half of a surrogate pair has no UTF-8, and must not cost the line.
+        text = text.encode("utf-8", "backslashreplace").decode()
         with self._mutex:
             # A thread that outlives its step has nowhere to write any more.
             if self._closed:
                 return
-            with suppress(ValueError, OSError):
-                stream = self._open(name)
+            try:
+                stream = self._open()[name]
                 if stream is None:
                     return
                 try:
                     stream.write(text)
                 except TypeError:
-                    stream.write(text.encode("utf-8", "replace"))
+                    stream.write(text.encode())
                 stream.flush()
+            except Exception:
+                self._closed = True
 
     def close(self) -> None:
         """Close what was opened, which for some log managers uploads it."""
         with self._mutex:
             self._closed = True
-            self._opened.close()
+            try:
+                self._opened.close()
+            except Exception as error:
+                self._context.log.warning(f"could not close the step's compute log: {error}")
 
-    def _open(self, name: str) -> IO[Any] | None:
+    def _open(self) -> dict[str, IO[Any] | None]:
         if not self._streams:
             manager = self._context.instance.compute_log_manager
             key = manager.build_log_key_for_run(self._context.run_id, self._context.step.key)
-            for kind in (ComputeIOType.STDOUT, ComputeIOType.STDERR):
-                stream = self._opened.enter_context(manager.open_log_stream(key, kind))
-                self._streams[kind.value] = stream
+            self._streams = {
+                kind.value: self._opened.enter_context(manager.open_log_stream(key, kind))
+                for kind in (ComputeIOType.STDOUT, ComputeIOType.STDERR)
+            }
             self._announce(
                 DagsterEvent.capture_logs(
                     self._context, [self._context.step.key], key, CapturedLogContext(key)
                 )
             )
-        return self._streams[name]
+        return self._streams
 
 
 _step_log: contextvars.ContextVar[_StepLog | None] = contextvars.ContextVar(
@@ -83,22 +92,33 @@ _step_log: contextvars.ContextVar[_StepLog | None] = contextvars.ContextVar(
 
 
 @contextmanager
-def captured_step_logs(
+def step_log(
     context: StepExecutionContext, announce: Callable[[DagsterEvent], None]
-) -> Iterator[None]:
-    """Route what the current context writes into the step's compute log.
+) -> Iterator[Callable[[], AbstractContextManager[None]]]:
+    """A compute log for a step.
 
     Args:
         context: the step.
         announce: receives the event that tells Dagster where the log is, once there is one.
+
+    Yields:
+        Makes a context in which what is written belongs to the log. It is for the user's code:
+        what Dagster's own console says about the step is no output of the step.
     """
     log = _StepLog(context, announce)
+
+    @contextmanager
+    def captured() -> Iterator[None]:
+        token = _step_log.set(log)
+        try:
+            yield
+        finally:
+            _step_log.reset(token)
+
     _installation.enter()
-    token = _step_log.set(log)
     try:
-        yield
+        yield captured
     finally:
-        _step_log.reset(token)
         _installation.leave()
         log.close()
 
@@ -106,27 +126,34 @@ def captured_step_logs(
 class _Router(io.TextIOBase):
     """Stands in for ``sys.stdout`` or ``sys.stderr``: writes there, and to the step's log."""
 
-    def __init__(self, name: str, original: IO[str]) -> None:
+    def __init__(self, name: str, original: Any) -> None:
         self.name = name
         self.original = original
+        self.active = True
+        """Off once another takes its place: whoever still holds this one writes to the original."""
 
     def write(self, text: str) -> int:
         """Write everywhere it belongs; a broken log or terminal never breaks the step."""
-        if (log := _step_log.get()) is not None:
+        log = _step_log.get()
+        if self.active and log is not None:
             log.write(self.name, text)
-        with suppress(ValueError, OSError):
-            self.original.write(text)
+        if self.original is not None:
+            with suppress(ValueError, OSError):
+                self.original.write(text)
         return len(text)
 
     def flush(self) -> None:
-        with suppress(ValueError, OSError):
-            self.original.flush()
+        if self.original is not None:
+            with suppress(ValueError, OSError):
+                self.original.flush()
 
     def close(self) -> None:
         """Nothing: a step that closes its stdout must not close everybody's."""
 
     def fileno(self) -> int:
-        return self.original.fileno()
+        if self.original is None:
+            raise io.UnsupportedOperation("fileno")
+        return int(self.original.fileno())
 
     def isatty(self) -> bool:
         return False
@@ -138,36 +165,50 @@ class _Router(io.TextIOBase):
     def encoding(self) -> str:  # type: ignore[override]
         return getattr(self.original, "encoding", None) or "utf-8"
 
-    @property
-    def buffer(self) -> Any:
-        """The original's buffer; bytes written to it do not reach the step's log."""
-        return getattr(self.original, "buffer", None)
+    def __getattr__(self, name: str) -> Any:
+        # What a TextIOWrapper has beyond a text stream, such as reconfigure() and buffer.
+        return getattr(self.original, name)
 
 
-class _LogHandler(logging.Handler):
-    """Sends ``logging`` lines of a step to its ``stderr`` log.
+_FORMATTER = logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
 
-    Handlers that were made before the routers hold the original ``sys.stderr``, so their lines pass
-    the routers by; one made after them writes through a router, and this one then stays silent.
+
+def _mirror_logging(call_handlers: Callable[..., None]) -> Callable[..., None]:
+    """``Logger.callHandlers`` that also writes to the log of the step in whose context it is.
+
+    A handler on the root logger would be simpler, and would change what logging does without one:
+    basicConfig() would do nothing, and warnings would not reach the terminal.
     """
 
-    def emit(self, record: logging.LogRecord) -> None:
+    def call_handlers_and_mirror(logger: logging.Logger, record: logging.LogRecord) -> None:
+        call_handlers(logger, record)
         log = _step_log.get()
-        if log is not None and not _reaches_router(record.name):
-            log.write("stderr", self.format(record) + "\n")
+        if log is not None and not _reaches_router(logger, record):
+            with suppress(Exception):  # a record that cannot be formatted; its handlers said so
+                log.write("stderr", _FORMATTER.format(record) + "\n")
+
+    return call_handlers_and_mirror
 
 
-def _reaches_router(name: str) -> bool:
-    logger: logging.Logger | None = logging.getLogger(name)
+def _reaches_router(logger: logging.Logger | None, record: logging.LogRecord) -> bool:
+    """Whether a handler has written the record through a router, and so into the step's log.
+
+    Handlers that were made before the routers hold the original ``sys.stderr``.
+    """
+    handlers: list[logging.Handler] = []
     while logger is not None:
-        if any(isinstance(getattr(h, "stream", None), _Router) for h in logger.handlers):
-            return True
+        handlers += logger.handlers
         logger = logger.parent if logger.propagate else None
-    return False
+    if not handlers and logging.lastResort is not None:
+        handlers = [logging.lastResort]
+    return any(
+        record.levelno >= handler.level and isinstance(getattr(handler, "stream", None), _Router)
+        for handler in handlers
+    )
 
 
 class _Installation:
-    """The routers, the log handler and the thread hook, in place while any step runs."""
+    """The routers and the hooks of logging and threads, in place while any step runs."""
 
     def __init__(self) -> None:
         self._mutex = threading.Lock()
@@ -190,12 +231,10 @@ class _Installation:
     def _install(self) -> None:
         for name in ("stdout", "stderr"):
             router = _Router(name, getattr(sys, name))
+            self._undo.append(partial(setattr, router, "active", False))
             self._swap(sys, name, router)
-        handler = _LogHandler()
-        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-        root = logging.getLogger()
-        root.addHandler(handler)
-        self._undo.append(lambda: root.removeHandler(handler))
+        mirror = _mirror_logging(logging.Logger.callHandlers)
+        self._swap(logging.Logger, "callHandlers", mirror)
         self._swap(threading.Thread, "start", _start_in_context(threading.Thread.start))
 
     def _swap(self, owner: Any, name: str, value: Any) -> None:

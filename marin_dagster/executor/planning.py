@@ -1,5 +1,6 @@
 """What becomes of each step of a run: pruned, served, blocked, or handed to a thread."""
 
+import asyncio
 import difflib
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
@@ -9,10 +10,11 @@ import dagster as dg
 
 from marin_dagster._compat import ExecutionPlan, PlanExecutionContext
 from marin_dagster.assets import OUTPUT_NAME, StepOp
-from marin_dagster.cache import CacheState, StepCache
+from marin_dagster.cache import CacheState, LookUp, StepCache
+from marin_dagster.cache.status import STATUS_FILE
 from marin_dagster.errors import StepError
 from marin_dagster.executor.config import ExecutorSettings
-from marin_dagster.steps import RunPlan, StepGraph, StepLike, plan_run
+from marin_dagster.steps import StepGraph, StepLike, plan_run
 
 _RECORDS_AT_ONCE = 500
 
@@ -70,14 +72,18 @@ def planned_steps(context: PlanExecutionContext, plan: ExecutionPlan) -> dict[st
     return found
 
 
-def context_for(context: PlanExecutionContext, plan: ExecutionPlan) -> PlanExecutionContext:
-    """The same context for another plan, so that steps look their outputs up in that one."""
+def context_for(
+    context: PlanExecutionContext,
+    plan: ExecutionPlan,
+    event_loop: asyncio.AbstractEventLoop | None = None,
+) -> PlanExecutionContext:
+    """The same context for another plan, in which steps look their outputs up, or another loop."""
     return PlanExecutionContext(
         plan_data=context.plan_data._replace(execution_plan=plan),
         execution_data=context._execution_data,
         log_manager=context.log,
         output_capture=context.output_capture,
-        event_loop=context.event_loop,
+        event_loop=event_loop or context.event_loop,
     )
 
 
@@ -91,7 +97,6 @@ def decide(
 
     Raises:
         StepError: ``force`` names a step that this run does not have.
-        StoreError: the store refused.
     """
     executable = plan.get_executable_step_deps()
     forced = _forced(planned, settings.force)
@@ -108,8 +113,22 @@ def decide(
             for dep in deps
             if dep in planned
         }
-        run = _plan_graph(context, graph, key_of, planned, forced, required)
-        for path in run.hits:
+        found = _look_up(context, graph, key_of, planned)
+        unknown = {path: look.error for path, look in found.items() if look.error is not None}
+        # What the store does not tell must not set its inputs going; it fails by itself.
+        built = {p for p, look in found.items() if look.state is CacheState.HIT} | unknown.keys()
+        finished = {p for p, look in found.items() if look.finished} | unknown.keys()
+        run = plan_run(
+            graph,
+            is_built=built.__contains__,
+            has_output=finished.__contains__,
+            selected=key_of.keys(),
+            required=required & key_of.keys(),
+            forced=[path for path, key in key_of.items() if key in forced],
+        )
+        for path in unknown.keys() & key_of.keys():
+            blocked[key_of[path]] = f"step {graph.steps[path].name_with_hash}: {unknown[path]}"
+        for path in run.hits - unknown.keys():
             hits[key_of[path]] = planned[key_of[path]]
             if not run.pruned.isdisjoint(graph.dependencies(path)):
                 expected.add(key_of[path])
@@ -143,26 +162,18 @@ def _by_graph(planned: Mapping[str, PlannedStep]) -> Iterable[tuple[StepGraph, d
     return [(graphs[identity], key_of) for identity, key_of in keys.items()]
 
 
-def _plan_graph(
+def _look_up(
     context: PlanExecutionContext,
     graph: StepGraph,
     key_of: Mapping[str, str],
     planned: Mapping[str, PlannedStep],
-    forced: set[str],
-    required: set[str],
-) -> RunPlan:
+) -> dict[str, LookUp]:
+    """The selected steps and what they read, looked up all at once."""
     steps: dict[str, StepLike] = {}
     for path in key_of:
         steps[path] = graph.steps[path]
         steps.update((dep, graph.steps[dep]) for dep in graph.dependencies(path))
-    found = _cache(context, planned, key_of).look_up_many(steps.values())
-    return plan_run(
-        graph,
-        is_built=lambda path: found[path].state is CacheState.HIT,
-        selected=key_of.keys(),
-        required=required & key_of.keys(),
-        forced=[path for path, key in key_of.items() if key in forced],
-    )
+    return _cache(context, planned, key_of).look_up_many(steps.values())
 
 
 def _cache(
@@ -192,16 +203,22 @@ def _forced(planned: Mapping[str, PlannedStep], force: bool | tuple[str, ...]) -
 
 def _blocked_message(graph: StepGraph, path: str, missing: tuple[str, ...]) -> str:
     step = graph.steps[path]
-    needs = ", ".join(f"{graph.steps[dep].name!r} ({dep})" for dep in missing)
-    advice = (
-        "Select it, too"
-        if all(graph.steps[dep].fn is not None for dep in missing)
-        else "Put the data with its status there"
-    )
-    return (
-        f"step {step.name_with_hash} ({path}) needs {needs}, which has no successful output and is "
-        f"not selected in this run. {advice}, or build it first."
-    )
+    external = [dep for dep in missing if graph.steps[dep].fn is None]
+    others = [dep for dep in missing if graph.steps[dep].fn is not None]
+    reasons = []
+    if others:
+        needs = ", ".join(f"{graph.steps[dep].name!r} ({dep})" for dep in others)
+        reasons.append(
+            f"needs {needs}, which has no successful output and is not selected in this run. "
+            "Select it, too, or build it first."
+        )
+    if external:
+        needs = ", ".join(f"{graph.steps[dep].name!r} ({dep})" for dep in external)
+        reasons.append(
+            f"needs {needs}, which has no successful output and no function. Put its data there "
+            f"and write SUCCESS into {STATUS_FILE} beside it."
+        )
+    return f"step {step.name_with_hash} ({path}) {' It also '.join(reasons)}"
 
 
 def _known_to_instance(instance: dg.DagsterInstance, hits: Mapping[str, PlannedStep]) -> set[str]:

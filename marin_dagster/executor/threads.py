@@ -5,7 +5,10 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, field
+
+import dagster as dg
 
 from marin_dagster._compat import (
     DagsterEvent,
@@ -14,7 +17,7 @@ from marin_dagster._compat import (
     trigger_hook,
 )
 from marin_dagster.control import StepControl, step_control
-from marin_dagster.executor.logs import captured_step_logs
+from marin_dagster.executor.logs import step_log
 
 
 @dataclass(frozen=True)
@@ -79,17 +82,27 @@ class StepThreads:
         step_control.set(control)
         events: list[DagsterEvent] = []
         try:
-            with captured_step_logs(context, self._sender(key)):
-                for event in dagster_event_sequence_for_step(context):
-                    events.append(event)
-                    self._messages.put(StepMessage(key, event))
-                for event in trigger_hook(context, events):
-                    self._messages.put(StepMessage(key, event, from_hook=True))
+            with step_log(context, self._sender(key)) as captured:
+                # A step of ours says itself where its function begins and ends; of an ordinary one
+                # everything counts.
+                ours = control.event_loop is None
+                control.captured = captured
+                with nullcontext() if ours else captured():
+                    for event in dagster_event_sequence_for_step(context):
+                        events.append(event)
+                        self._messages.put(StepMessage(key, event))
+                with captured():
+                    for event in trigger_hook(context, events):
+                        self._messages.put(StepMessage(key, event, from_hook=True))
+        except dg.DagsterExecutionInterruptedError:
+            # Dagster has made the failure event already, and raises again to end the run; here it
+            # ends one step's thread.
+            pass
         except BaseException:
-            # Dagster has made the failure event already; it raises again for an interrupt, which
-            # here ends one step's thread and not the run.
             context.log.debug("the step's thread ended with an exception", exc_info=True)
         finally:
             for attempt in control.attempts:
                 attempt.abandon()
+            if control.event_loop is not None:
+                control.event_loop.close()
             self._messages.put(StepMessage(key))

@@ -1,17 +1,19 @@
 """``StepGraph``: every step that some terminals need, and the decision what must run."""
 
+import functools
 import warnings
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from types import MappingProxyType
+from typing import Any
 
 from marin_dagster.errors import CollisionError, GraphError, MarinDagsterWarning
 from marin_dagster.steps.attributes import identity_json, strings_in
 from marin_dagster.steps.paths import check_step_path, join
 from marin_dagster.steps.protocol import StepLike
-from marin_dagster.steps.remote import step_resources
+from marin_dagster.steps.remote import step_function, step_resources
 from marin_dagster.steps.spec import StepSpec
 from marin_dagster.steps.walk import deps_first
 
@@ -43,8 +45,11 @@ class StepGraph:
             CollisionError: two different steps have one output path.
             StepNameError: a name or path that cannot be a folder of a store.
             HashAttributeError: an attribute that JSON cannot hold.
-            GraphError: something in ``terminals`` or a step's ``deps`` is not a step.
+            GraphError: something in ``terminals`` or a step's ``deps`` is not a step, or a step's
+                attributes, function or resources are not what they should be.
         """
+        if not isinstance(terminals, Iterable):
+            raise GraphError(f"steps: {terminals!r} is not a list. Give a list of steps.")
         wanted = list(terminals)
         steps: dict[str, StepLike] = {}
         folders: dict[str, StepLike] = {}
@@ -54,12 +59,14 @@ class StepGraph:
             check_step_path(step)
             steps.setdefault(step.output_path, step)
             # One folder can be spelled in several ways; a step must be one spelling.
-            known = folders.setdefault(join(step.output_path, ""), step)
+            known = folders.setdefault(join(step.output_path.removeprefix("file://"), ""), step)
             if (known.name_with_hash, known.output_path) != (step.name_with_hash, step.output_path):
                 raise CollisionError(
                     f"steps {known.name_with_hash!r} and {step.name_with_hash!r} both write to "
                     f"{step.output_path}. Change override_output_path of one of them."
                 )
+            if known is not step:
+                _warn_if_functions_differ(known, step)
         return cls(
             steps=MappingProxyType(steps),
             terminals=tuple(dict.fromkeys(step.output_path for step in wanted)),
@@ -97,6 +104,7 @@ def plan_run(
     graph: StepGraph,
     *,
     is_built: Callable[[str], bool],
+    has_output: Callable[[str], bool] | None = None,
     selected: Collection[str] | None = None,
     required: Collection[str] = (),
     forced: Collection[str] = (),
@@ -110,6 +118,8 @@ def plan_run(
         graph: the steps.
         is_built: whether the output at a path would be served from the cache. Asked at most once
             for each path; ``dev`` versions are never built.
+        has_output: whether a path that is not selected has a finished output to read; the same as
+            ``is_built`` unless given, and different for ``dev`` versions.
         selected: output paths to consider; all of them when None.
         required: selected paths that are needed whatever reads them.
         forced: selected paths that run even when they are built.
@@ -117,7 +127,7 @@ def plan_run(
     chosen = frozenset(graph.steps if selected is None else selected)
     force = chosen.intersection(forced)
     built = frozenset(path for path in chosen - force if is_built(path))
-    ends = (path for path in chosen if chosen.isdisjoint(graph.dependents[path]))
+    ends = (path for path in chosen if chosen.isdisjoint(_readers(graph, path, chosen)))
     needed: set[str] = set()
     waiting = deque([*ends, *chosen.intersection(required), *force])
     while waiting:
@@ -133,7 +143,7 @@ def plan_run(
         unselected = [dep for dep in graph.dependencies(path) if dep not in chosen]
         for dep in unselected:
             if dep not in outside:
-                outside[dep] = is_built(dep)
+                outside[dep] = (has_output or is_built)(dep)
         if missing := tuple(dep for dep in unselected if not outside[dep]):
             blocked[path] = missing
     return RunPlan(
@@ -144,7 +154,24 @@ def plan_run(
     )
 
 
+def _readers(graph: StepGraph, path: str, chosen: frozenset[str]) -> set[str]:
+    """Who reads an output, also through steps without a function, which cannot be selected."""
+    found: set[str] = set()
+    waiting = list(graph.dependents[path])
+    while waiting:
+        reader = waiting.pop()
+        if reader not in found:
+            found.add(reader)
+            if reader not in chosen and graph.steps[reader].fn is None:
+                waiting.extend(graph.dependents[reader])
+    return found
+
+
 def _check_attributes(step: StepLike) -> None:
+    if not isinstance(step.hash_attrs, Mapping):
+        raise GraphError(
+            f"step {step.name!r}: hash_attrs is {step.hash_attrs!r:.80}, not a dictionary."
+        )
     if not isinstance(step, StepSpec):
         # Another class's hash may be less choosy, and its error would name nothing.
         identity_json(step.name, step.hash_attrs, [])
@@ -159,6 +186,26 @@ def _check_attributes(step: StepLike) -> None:
                     MarinDagsterWarning,
                     stacklevel=3,
                 )
+
+
+def _warn_if_functions_differ(known: StepLike, step: StepLike) -> None:
+    """Two steps of one identity are one step; with two functions, somebody meant two."""
+    codes = [_code(known), _code(step)]
+    if None not in codes and codes[0] is not codes[1]:
+        warnings.warn(
+            f"two steps are {known.name_with_hash!r} but have different functions "
+            f"({', '.join(str(code.co_name) for code in codes)}); only the first will run. Give "
+            "them different names or attributes.",
+            MarinDagsterWarning,
+            stacklevel=3,
+        )
+
+
+def _code(step: StepLike) -> Any:
+    function: Any = step_function(step)
+    while isinstance(function, functools.partial):
+        function = function.func
+    return getattr(function, "__code__", None)
 
 
 def _check_execution(step: StepLike) -> None:

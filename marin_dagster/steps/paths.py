@@ -102,8 +102,8 @@ def _path_fault(step: StepLike) -> str | None:
     override = step.override_output_path
     if override is not None and not any(part for part in override.split("/")):
         return "is the prefix itself, which other steps share"
-    if ".." in segments:
-        return "climbs with '..'"
+    if ".." in segments or "." in segments:
+        return "holds '.' or '..'"
     if "::" in path:
         return "chains URLs with '::'"
     if _has_control_character(path):

@@ -6,6 +6,7 @@ its output lives in. Nothing here runs or reads anything.
 """
 
 import hashlib
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -51,6 +52,9 @@ class StepSpec:
             raise GraphError(
                 f"step {self.name!r}: deps must be a list of steps, not {self.deps!r}."
             )
+        for name in ("output_path_prefix", "override_output_path"):
+            if isinstance(value := getattr(self, name), os.PathLike):
+                object.__setattr__(self, name, os.fspath(value))
         # A copy: appending to the caller's list later must not change an identity already used.
         object.__setattr__(self, "deps", tuple(self.deps))
 

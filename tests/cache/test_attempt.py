@@ -138,7 +138,7 @@ def test_a_record_that_the_function_writes_is_never_overwritten() -> None:
     attempt = begin(step)
     put(step, RECORD, '{"name": "own", "result": {"n": 1}}')
     attempt.result = {"ignored": 2}
-    assert attempt.commit() is None
+    assert attempt.commit().result == {"n": 1}
     assert get(step, RECORD) == '{"name": "own", "result": {"n": 1}}'
     assert get(step, STATUS) == "SUCCESS"
 
@@ -148,6 +148,15 @@ def test_a_function_that_promised_a_record_and_left_none_has_failed() -> None:
     with pytest.raises(RecordError, match=step.name_with_hash):
         begin(step).commit()
     assert state(step) == ("FAILED", False, False)
+
+
+def test_a_function_that_left_an_unreadable_record_has_failed() -> None:
+    step = make("step", writes_record=True)
+    attempt = begin(step)
+    put(step, RECORD, "garbage")
+    with pytest.raises(RecordError, match=RECORD):
+        attempt.commit()
+    assert get(step, STATUS) == "FAILED"
 
 
 def test_nothing_without_a_dot_is_written_to_the_output() -> None:

@@ -97,11 +97,16 @@ def test_no_steps_are_no_results() -> None:
     assert StepCache().look_up_many([]) == {}
 
 
-def test_one_output_that_cannot_be_read_is_an_error() -> None:
+def test_one_output_that_cannot_be_read_is_unknown_and_holds_up_no_other() -> None:
     steps = [make(f"s{index}") for index in range(40)]
     Path(steps[20].output_path, STATUS).mkdir(parents=True)
+    found = StepCache().look_up_many(steps)
+    unknown = found.pop(steps[20].output_path)
+    assert unknown.state is CacheState.UNKNOWN
+    assert steps[20].output_path in str(unknown.error)
+    assert {look.state for look in found.values()} == {CacheState.MISS}
     with pytest.raises(StoreError, match=steps[20].output_path):
-        StepCache().look_up_many(steps)
+        StepCache().look_up(steps[20])
 
 
 class MeetingFileSystem(AbstractFileSystem):

@@ -84,15 +84,17 @@ def test_one_at_a_time_is_one_at_a_time(instance: dg.DagsterInstance) -> None:
     assert (house.calls, house.peak) == (5, 1)
 
 
-def test_a_negative_max_concurrent_in_the_run_config_is_refused_and_nothing_runs(
+def test_a_negative_max_concurrent_in_the_run_config_fails_the_run_and_nothing_runs(
     recorder: Recorder, instance: dg.DagsterInstance
 ) -> None:
     definitions = build_definitions([recorder.step("raw")])
 
-    with pytest.raises(ValueError, match=r"max_concurrent = -1: must be 1 or more, or 0"):
-        run_job(definitions, instance, config={"max_concurrent": -1})
+    run = run_job(definitions, instance, config={"max_concurrent": -1})
 
+    assert not run.success
     assert recorder.calls == []
+    (failure,) = run.of_type("PIPELINE_FAILURE")
+    assert "max_concurrent = -1: must be 1 or more, or 0" in str(failure.job_failure_data.error)
 
 
 def test_a_limit_on_the_device_tag_holds_while_other_steps_go_on(

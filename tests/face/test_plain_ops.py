@@ -1,6 +1,5 @@
 """What our executor must do like any executor of Dagster: ops, dynamic outputs, hooks, checks."""
 
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -162,29 +161,3 @@ def test_a_blocking_check_that_fails_keeps_the_step_below_from_running(
     assert not run.success
     assert recorder.calls == ["raw"]
     assert not Path(end.output_path).exists()
-
-
-def test_a_run_may_let_steps_start_before_the_step_they_read_has_ended(
-    instance: dg.DagsterInstance,
-) -> None:
-    reader_runs = threading.Event()
-
-    @dg.multi_asset(outs={"early": dg.AssetOut(), "late": dg.AssetOut()})
-    def both() -> Any:
-        yield dg.Output(1, output_name="early")
-        assert reader_runs.wait(60)
-        yield dg.Output(2, output_name="late")
-
-    @dg.asset
-    def reader(early: int) -> None:
-        reader_runs.set()
-
-    run = run_job(
-        _definitions(both, reader),
-        instance,
-        job="mixed",
-        config={"step_dependency_config": {"require_upstream_step_success": False}},
-    )
-
-    assert run.success
-    assert set(run.materialized()) == {"early", "late", "reader"}

@@ -3,7 +3,7 @@
 import json
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -285,6 +285,52 @@ def test_a_success_is_served_even_while_the_other_side_still_holds_the_lock(
         marin_lock(step.output_path, lock_holder).release()
     assert waits == []
     assert calls.take() == []
+
+
+class Interrupted(list[Any]):
+    """Dependencies that somebody else uses the time of, when we ask whether they are finished."""
+
+    meanwhile: Callable[[], None] | None = None
+
+    def __iter__(self) -> Iterator[Any]:
+        action, self.meanwhile = self.meanwhile, None
+        if action is not None:
+            action()
+        return super().__iter__()
+
+
+def test_a_success_that_marin_writes_between_our_look_and_our_lease_is_served(
+    step: MarinStep, calls: Calls
+) -> None:
+    deps = Interrupted()
+    ours = MarinStep(
+        "train", output_path_prefix=step.output_path_prefix, deps=deps, fn=calls.function("ours")
+    )
+    assert ours.output_path == step.output_path
+    deps.meanwhile = lambda: run_step(step)
+    outcome = StepCache().begin(ours, wait=must_not_wait)
+    assert deps.meanwhile is None
+    assert isinstance(outcome, Hit)
+    assert calls.take() == ["train"]
+    assert not is_locked(step.output_path)
+    assert marin_status(step.output_path) == "SUCCESS"
+
+
+def test_a_success_that_we_write_between_marins_look_and_its_lease_is_served(
+    step: MarinStep, calls: Calls, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    acquire = StatusFile.try_acquire_lock
+
+    def after_us(file: StatusFile) -> bool:
+        build(begin(step))
+        return acquire(file)
+
+    monkeypatch.setattr(StatusFile, "try_acquire_lock", after_us)
+    run_step(step)
+    # Once, by us.
+    assert calls.take() == ["train"]
+    assert not is_locked(step.output_path)
+    assert marin_status(step.output_path) == "SUCCESS"
 
 
 # Taking over --------------------------------------------------------------------------------------
