@@ -1,6 +1,8 @@
 """What tests of the Dagster face share: running a job through our executor, and reading the run."""
 
-from collections.abc import Iterable, Mapping
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -100,6 +102,25 @@ def status_of(step: Any) -> str | None:
 def is_locked(step: Any) -> bool:
     """Whether a local output has a lock file."""
     return Path(step.output_path, ".executor_status.lock").exists()
+
+
+@contextmanager
+def memory_instance() -> Iterator[dg.DagsterInstance]:
+    """An instance in memory that several threads can use at once.
+
+    Older releases of Dagster do not see to that themselves: their threads find tables locked.
+    """
+    with dg.DagsterInstance.ephemeral() as instance:
+        storage: Any = instance.event_log_storage
+        connect, one_at_a_time = storage._connect, threading.RLock()
+
+        @contextmanager
+        def connect_in_turn() -> Iterator[Any]:
+            with one_at_a_time, connect() as connection:
+                yield connection
+
+        storage._connect = connect_in_turn
+        yield instance
 
 
 def run_job(

@@ -165,22 +165,27 @@ class MarinExecutor(dg.Executor):
                     )
                 break
             for message in threads.messages(_pause_s(active)):
-                if message.event is None:
-                    if message.step_key in retries:
-                        active.handle_event(retries.pop(message.step_key))
-                    active.verify_complete(job_context, message.step_key)
+                key, event = message.step_key, message.event
+                if event is None:
+                    if key in retries:
+                        active.handle_event(retries.pop(key))
+                    active.verify_complete(job_context, key)
                     continue
-                yield message.event
-                if message.event.is_step_up_for_retry:
+                yield event
+                if message.from_hook:
+                    continue
+                output = outputs.pop(key, None)
+                if output is not None and not event.is_step_failure:
+                    active.handle_event(output)
+                if event.is_step_up_for_retry:
                     # Not before the thread of this attempt has ended, hooks and logs included.
-                    retries[message.step_key] = message.event
-                elif message.event.is_successful_output and message.step_key in decisions.planned:
-                    # Dagster says so before the IO manager commits; nobody may read it until then.
-                    outputs[message.step_key] = message.event
-                elif message.event.is_handled_output and message.step_key in outputs:
-                    active.handle_event(outputs.pop(message.step_key))
-                elif not message.from_hook:
-                    active.handle_event(message.event)
+                    retries[key] = event
+                elif event.is_successful_output:
+                    # Dagster says so before the IO manager stores it; nobody may read it until the
+                    # step has something else to say.
+                    outputs[key] = event
+                else:
+                    active.handle_event(event)
             yield from active.plan_events_iterator(job_context)
         if give_up_at is not None:
             raise dg.DagsterExecutionInterruptedError

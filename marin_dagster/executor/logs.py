@@ -17,6 +17,8 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, suppre
 from functools import partial
 from typing import IO, Any
 
+import dagster as dg
+
 from marin_dagster._compat import (
     CapturedLogContext,
     ComputeIOType,
@@ -78,17 +80,28 @@ class _StepLog:
                 kind.value: self._opened.enter_context(manager.open_log_stream(key, kind))
                 for kind in (ComputeIOType.STDOUT, ComputeIOType.STDERR)
             }
-            self._announce(
-                DagsterEvent.capture_logs(
-                    self._context, [self._context.step.key], key, CapturedLogContext(key)
+            # Making the event logs it, which is no output of the step.
+            with _writing_to(None):
+                self._announce(
+                    DagsterEvent.capture_logs(
+                        self._context, [self._context.step.key], key, CapturedLogContext(key)
+                    )
                 )
-            )
         return self._streams
 
 
 _step_log: contextvars.ContextVar[_StepLog | None] = contextvars.ContextVar(
     "marin_dagster_step_log", default=None
 )
+
+
+@contextmanager
+def _writing_to(log: _StepLog | None) -> Iterator[None]:
+    token = _step_log.set(log)
+    try:
+        yield
+    finally:
+        _step_log.reset(token)
 
 
 @contextmanager
@@ -106,18 +119,9 @@ def step_log(
         what Dagster's own console says about the step is no output of the step.
     """
     log = _StepLog(context, announce)
-
-    @contextmanager
-    def captured() -> Iterator[None]:
-        token = _step_log.set(log)
-        try:
-            yield
-        finally:
-            _step_log.reset(token)
-
     _installation.enter()
     try:
-        yield captured
+        yield partial(_writing_to, log)
     finally:
         _installation.leave()
         log.close()
@@ -165,6 +169,10 @@ class _Router(io.TextIOBase):
     def encoding(self) -> str:  # type: ignore[override]
         return getattr(self.original, "encoding", None) or "utf-8"
 
+    @property
+    def errors(self) -> str | None:  # type: ignore[override]
+        return getattr(self.original, "errors", None)
+
     def __getattr__(self, name: str) -> Any:
         # What a TextIOWrapper has beyond a text stream, such as reconfigure() and buffer.
         return getattr(self.original, name)
@@ -181,6 +189,11 @@ def _mirror_logging(call_handlers: Callable[..., None]) -> Callable[..., None]:
     """
 
     def call_handlers_and_mirror(logger: logging.Logger, record: logging.LogRecord) -> None:
+        if isinstance(logger, dg.DagsterLogManager):
+            # Dagster's events, which its console handler writes to whatever sys.stderr is.
+            with _writing_to(None):
+                call_handlers(logger, record)
+            return
         call_handlers(logger, record)
         log = _step_log.get()
         if log is not None and not _reaches_router(logger, record):
@@ -201,10 +214,8 @@ def _reaches_router(logger: logging.Logger | None, record: logging.LogRecord) ->
         logger = logger.parent if logger.propagate else None
     if not handlers and logging.lastResort is not None:
         handlers = [logging.lastResort]
-    return any(
-        record.levelno >= handler.level and isinstance(getattr(handler, "stream", None), _Router)
-        for handler in handlers
-    )
+    streams = (getattr(h, "stream", None) for h in handlers if record.levelno >= h.level)
+    return any(isinstance(stream, _Router) and stream.active for stream in streams)
 
 
 class _Installation:

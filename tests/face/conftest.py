@@ -7,7 +7,7 @@ import dagster as dg
 import fsspec
 import pytest
 
-from support import Recorder
+from support import Recorder, memory_instance
 
 
 class BrokenFileSystem(fsspec.AbstractFileSystem):
@@ -46,8 +46,8 @@ def broken_store(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 @pytest.fixture
 def instance() -> Iterator[dg.DagsterInstance]:
     """An instance in memory."""
-    with dg.DagsterInstance.ephemeral() as ephemeral:
-        yield ephemeral
+    with memory_instance() as made:
+        yield made
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from marin_dagster import (
     build_marin_assets,
     remote,
 )
-from support import Recorder, run_job
+from support import Recorder, memory_instance, run_job
 
 
 def _fill(output_path: str) -> None:
@@ -142,7 +142,7 @@ def test_the_input_version_is_known_even_of_a_dependency_this_instance_never_saw
     raw = recorder.step("data/raw")
     end = recorder.step("end", raw)
     definitions = build_definitions([end])
-    with dg.DagsterInstance.ephemeral() as elsewhere:
+    with memory_instance() as elsewhere:
         run_job(definitions, elsewhere, select=["data/raw"])
 
     made = run_job(definitions, instance, select=["end"]).materialized()

@@ -5,12 +5,12 @@ from pathlib import Path
 import dagster as dg
 
 from marin_dagster import StepSpec, build_definitions
-from support import Recorder, metadata_of, run_job, status_of
+from support import Recorder, memory_instance, metadata_of, run_job, status_of
 
 
 def _build(step: StepSpec, *, alone: bool = True) -> None:
     """Build a step as somebody else would: another instance, and nothing but its files stay."""
-    with dg.DagsterInstance.ephemeral() as elsewhere:
+    with memory_instance() as elsewhere:
         select = [step.name] if alone else None
         assert run_job(build_definitions([step]), elsewhere, select=select).success
 

@@ -10,7 +10,7 @@ import pytest
 
 from marin_dagster import StepSpec, build_definitions
 from marin_dagster.cache import StepCache
-from support import Recorder, is_locked, metadata_of, run_job, status_of
+from support import Recorder, is_locked, memory_instance, metadata_of, run_job, status_of
 
 
 def test_dependents_of_a_failed_step_do_not_run_and_the_others_finish(
@@ -120,7 +120,7 @@ def test_a_cached_step_is_fine_when_its_dependent_runs_and_a_sibling_fails(
     a = recorder.step("a")
     b = recorder.step("b", a)
     c = recorder.step("c", fails=True)
-    with dg.DagsterInstance.ephemeral() as elsewhere:
+    with memory_instance() as elsewhere:
         run_job(build_definitions([a]), elsewhere)
     recorder.take()
 
@@ -150,7 +150,7 @@ def test_a_hit_that_vanishes_after_its_inputs_were_pruned_fails_and_runs_nothing
     raw = recorder.step("raw")
     clean = recorder.step("clean", raw)
     end = recorder.step("end", clean)
-    with dg.DagsterInstance.ephemeral() as elsewhere:
+    with memory_instance() as elsewhere:
         run_job(build_definitions([clean]), elsewhere)
     Path(raw.output_path, ".executor_status").unlink()
     recorder.take()

@@ -12,7 +12,7 @@ import pytest
 from pydantic import BaseModel
 
 from marin_dagster import StepSpec, build_definitions
-from support import Recorder, metadata_of, run_job, status_of
+from support import Recorder, memory_instance, metadata_of, run_job, status_of
 
 
 def _metadata(step: StepSpec, instance: dg.DagsterInstance) -> dict[str, Any]:
@@ -54,7 +54,7 @@ def test_a_hit_states_path_size_who_built_it_when_and_the_recorded_numbers(
     recorder: Recorder, instance: dg.DagsterInstance
 ) -> None:
     step = recorder.step("raw", result={"tokens": 7})
-    with dg.DagsterInstance.ephemeral() as elsewhere:
+    with memory_instance() as elsewhere:
         built = _metadata(step, elsewhere)
 
     metadata = _metadata(step, instance)

@@ -8,7 +8,7 @@ from dagster._core.definitions.data_version import CachingStaleStatusResolver, S
 from dagster._core.loader import LoadingContextForTest
 
 from marin_dagster import StepSpec, build_definitions
-from support import Recorder, run_job
+from support import Recorder, memory_instance, run_job
 
 
 def _stale(definitions: dg.Definitions, instance: dg.DagsterInstance, name: str) -> StaleStatus:
@@ -52,7 +52,7 @@ def test_a_dependent_stays_fresh_when_its_upstream_is_recorded_after_it(
 ) -> None:
     raw = recorder.step("raw")
     definitions = build_definitions([recorder.step("end", raw)])
-    with dg.DagsterInstance.ephemeral() as elsewhere:
+    with memory_instance() as elsewhere:
         run_job(definitions, elsewhere, select=["raw"])
 
     assert run_job(definitions, instance, select=["end"]).success
