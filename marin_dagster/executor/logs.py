@@ -133,16 +133,15 @@ class _Router(io.TextIOBase):
     def __init__(self, name: str, original: Any) -> None:
         self.name = name
         self.original = original
-        self.active = True
-        """Off once another takes its place: whoever still holds this one writes to the original."""
 
     def write(self, text: str) -> int:
         """Write everywhere it belongs; a broken log or terminal never breaks the step."""
         log = _step_log.get()
-        if self.active and log is not None:
+        if log is not None:
             log.write(self.name, text)
         if self.original is not None:
-            with suppress(ValueError, OSError):
+            # Behind the original there may be a router of an earlier run, which a step has kept.
+            with _writing_to(None), suppress(ValueError, OSError):
                 self.original.write(text)
         return len(text)
 
@@ -214,8 +213,10 @@ def _reaches_router(logger: logging.Logger | None, record: logging.LogRecord) ->
         logger = logger.parent if logger.propagate else None
     if not handlers and logging.lastResort is not None:
         handlers = [logging.lastResort]
-    streams = (getattr(h, "stream", None) for h in handlers if record.levelno >= h.level)
-    return any(isinstance(stream, _Router) and stream.active for stream in streams)
+    return any(
+        record.levelno >= handler.level and isinstance(getattr(handler, "stream", None), _Router)
+        for handler in handlers
+    )
 
 
 class _Installation:
@@ -241,9 +242,7 @@ class _Installation:
 
     def _install(self) -> None:
         for name in ("stdout", "stderr"):
-            router = _Router(name, getattr(sys, name))
-            self._undo.append(partial(setattr, router, "active", False))
-            self._swap(sys, name, router)
+            self._swap(sys, name, _Router(name, getattr(sys, name)))
         mirror = _mirror_logging(logging.Logger.callHandlers)
         self._swap(logging.Logger, "callHandlers", mirror)
         self._swap(threading.Thread, "start", _start_in_context(threading.Thread.start))
