@@ -54,6 +54,8 @@ def test_a_step_does_not_load_an_output_before_it_is_stored(instance: dg.Dagster
         """Takes its time, and is asked by whoever comes too early."""
 
         def handle_output(self, context: dg.OutputContext, obj: Any) -> None:
+            # What it says first opens the step's log, which is an event of its own.
+            print("storing")
             asked.wait(CHANCE_S)
             stored[context.asset_key.to_user_string()] = obj
 

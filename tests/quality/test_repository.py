@@ -8,6 +8,7 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
+from marin_dagster import StepSpec
 from support import run_job
 
 ROOT = Path(__file__).parents[2]
@@ -28,8 +29,9 @@ def test_the_graph_in_the_readme_works_when_pasted(tmp_path: Path) -> None:
     assert first.materialized()["total"].metadata["total"].value == 328350
     assert second.success
     assert second.observed() == ["squares", "total"]
-    squares = next(iter(definitions.resolve_all_asset_specs()))
-    assert f"  {squares.metadata['marin/name_with_hash']}/ " in (ROOT / "README.md").read_text()
+    squares = namespace["squares"]
+    assert isinstance(squares, StepSpec)
+    assert f"  {squares.name_with_hash}/ " in (ROOT / "README.md").read_text()
 
 
 def test_the_workspace_opens_from_any_folder(tmp_path: Path) -> None:
