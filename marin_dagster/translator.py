@@ -38,7 +38,8 @@ class DagsterMarinTranslator:
         """The asset's key: the step's name, split at ``/``.
 
         Characters that Dagster's asset checks cannot carry are replaced: accents fall off, and
-        everything else becomes ``_``. Letters, digits, ``_``, ``-`` and ``.`` stay.
+        everything else becomes ``_``. Letters, digits, ``_``, ``-`` and ``.`` stay. (Dagster before
+        1.13.4 has no asset checks for keys with a ``.``; a translator can replace it there.)
         """
         return dg.AssetKey([_ascii(part, _NOT_IN_KEYS) for part in step.name.split("/")])
 

@@ -172,7 +172,7 @@ class MarinExecutor(dg.Executor):
                     active.verify_complete(job_context, key)
                     continue
                 yield event
-                if message.from_hook:
+                if message.from_hook or event.event_type is DagsterEventType.LOGS_CAPTURED:
                     continue
                 output = outputs.pop(key, None)
                 if output is not None and not event.is_step_failure:

@@ -26,6 +26,12 @@ AWKWARD = {
 """Names that troubled others, and the parts of the key that each must get."""
 
 
+DOTS_CAN_BE_CHECKED = tuple(map(int, dg.__version__.split(".")[:3])) >= (1, 13, 4)
+"""Earlier Dagster makes an invalid op name for any asset check on a key with a dot."""
+
+CHECKED = [name for name in AWKWARD if "." not in name or DOTS_CAN_BE_CHECKED]
+
+
 def _fill(output_path: str) -> None:
     pass
 
@@ -65,7 +71,7 @@ def test_string_selection_finds_an_awkward_key_on_the_real_graph(name: str) -> N
     assert key in select('+key:"end"')
 
 
-@pytest.mark.parametrize("name", AWKWARD)
+@pytest.mark.parametrize("name", CHECKED)
 def test_an_asset_check_on_an_awkward_key_runs(
     name: str, recorder: Recorder, instance: dg.DagsterInstance
 ) -> None:
@@ -100,7 +106,7 @@ def test_checks_on_all_awkward_keys_run_in_one_run(
 
         return is_filled
 
-    keys = [dg.AssetKey(path) for path in AWKWARD.values()]
+    keys = [dg.AssetKey(AWKWARD[name]) for name in CHECKED]
     job = dg.define_asset_job(
         "everything", selection=dg.AssetSelection.all(), executor_def=marin_executor
     )
