@@ -11,7 +11,7 @@ from marin_dagster.steps import RunPlan, StepGraph, StepSpec, plan_run
 
 
 def step(name: str, *deps: StepSpec) -> StepSpec:
-    return StepSpec(name, override_output_path=f"/{name}", deps=deps)
+    return StepSpec(name, override_output_path=f"/{name}", deps=deps, fn=print)
 
 
 def plan(
@@ -213,3 +213,27 @@ def test_every_plan_of_a_random_graph_is_marins(data: st.DataObject) -> None:
     assert max(asked.values(), default=0) <= 1, "an output is asked about at most once"
     assert not asked.keys() & (forced & chosen), "a forced output need not be asked about"
     assert found.run | found.hits | found.pruned | found.blocked.keys() == chosen
+
+
+def external(name: str, *deps: StepSpec) -> StepSpec:
+    """A step that cannot be selected: something else makes its data."""
+    return StepSpec(name, override_output_path=f"/{name}", deps=deps)
+
+
+def test_external_data_in_the_middle_is_no_reason_to_build_what_lies_above_it() -> None:
+    graph = StepGraph.from_steps([step("c", external("b", step("a")))])
+    found = plan(graph, built="b", selected="ac")
+    assert (letters(found.run), letters(found.pruned)) == ("c", "a")
+
+
+def test_a_selected_step_that_only_external_data_reads_is_an_end() -> None:
+    graph = StepGraph.from_steps([external("b", step("a"))])
+    assert letters(plan(graph, built="b", selected="a").run) == "a"
+
+
+def test_a_dev_version_outside_the_selection_can_be_read_once_it_has_an_output() -> None:
+    graph = StepGraph.from_steps([step("b", step("a"))])
+    found = plan_run(
+        graph, is_built=lambda path: False, has_output=lambda path: True, selected=["/b"]
+    )
+    assert (found.run, dict(found.blocked)) == ({"/b"}, {})
