@@ -221,14 +221,13 @@ def external(name: str, *deps: StepSpec) -> StepSpec:
 
 
 def test_external_data_in_the_middle_is_no_reason_to_build_what_lies_above_it() -> None:
-    graph = StepGraph.from_steps([step("c", external("b", step("a")))])
-    found = plan(graph, built="b", selected="ac")
+    found = plan(step("c", external("b", step("a"))), built="b", selected="ac")
     assert (letters(found.run), letters(found.pruned)) == ("c", "a")
 
 
 def test_a_selected_step_that_only_external_data_reads_is_an_end() -> None:
-    graph = StepGraph.from_steps([external("b", step("a"))])
-    assert letters(plan(graph, built="b", selected="a").run) == "a"
+    found = plan(external("b", step("a")), built="b", selected="a")
+    assert letters(found.run) == "a"
 
 
 def test_a_dev_version_outside_the_selection_can_be_read_once_it_has_an_output() -> None:
