@@ -104,15 +104,15 @@ def decide(
     hits: dict[str, PlannedStep] = {}
     blocked: dict[str, str] = {}
     expected: set[str] = set()
+    # An ordinary step always runs, so the outputs that it reads are needed.
+    required = {
+        planned[dep].step.output_path
+        for key, deps in executable.items()
+        if key not in planned
+        for dep in deps
+        if dep in planned
+    }
     for graph, key_of in _by_graph(planned):
-        # An ordinary step always runs, so the outputs that it reads are needed.
-        required = {
-            planned[dep].step.output_path
-            for key, deps in executable.items()
-            if key not in planned
-            for dep in deps
-            if dep in planned
-        }
         found = _look_up(context, graph, key_of, planned)
         unknown = {path: look.error for path, look in found.items() if look.error is not None}
         # What the store does not tell must not set its inputs going; it fails by itself.
