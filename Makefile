@@ -28,7 +28,7 @@ check: env ## Lint, formatting and types
 	$(run) ruff format --check .
 	$(run) mypy
 
-unit: env ## Tests on the newest Dagster
+unit: env debian ## Tests on the newest Dagster
 	$(run) pytest $(PYTEST_ARGS)
 
 lowest: $(UV) ## Tests of the Dagster face on the lowest Dagster that is supported
@@ -39,6 +39,9 @@ interop: $(UV) ## Tests against real marin-core, in a Python 3.12 environment of
 
 env: $(UV) ## The development environment
 	@$(UV) sync --quiet --frozen
+
+debian:
+	@scripts/install-debian
 
 instance:
 	@mkdir -p $(DEMO)/dagster
@@ -51,4 +54,4 @@ $(CURDIR)/.tools/bin/uv:
 clean: ## Remove environments, caches and the demo's outputs
 	rm -rf .venv .venv-* .tools .demo .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
-.PHONY: help demo ui test check unit lowest interop env instance clean
+.PHONY: help demo ui test check unit lowest interop env debian instance clean

@@ -11,9 +11,9 @@ import dagster as dg
 from marin_dagster import StepSpec, build_definitions, marin_executor
 
 
-def note(name: str) -> None:
-    """Tell the test that a step's function has begun."""
-    Path(os.environ["MARIN_PREFIX"], f"{name}.started").touch()
+def note(name: str, what: str = "started") -> None:
+    """Tell the test how far a step's function is."""
+    Path(os.environ["MARIN_PREFIX"], f"{name}.{what}").touch()
 
 
 def patient(output_path: str) -> None:
@@ -24,8 +24,11 @@ def patient(output_path: str) -> None:
     thread.start()
     thread.join()
     note(Path(output_path).name)
-    while True:
-        time.sleep(0.01)
+    try:
+        while True:
+            time.sleep(0.01)
+    finally:
+        note(Path(output_path).name, "stopped")
 
 
 def stuck(output_path: str) -> None:

@@ -1,6 +1,7 @@
 """Cancelling a run as a user does: code server, run launcher, and the UI's terminate call."""
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -30,24 +31,31 @@ def output(store: Path, step: str) -> Path:
     return next(store.glob(f"{step}_????????"), store / "none")
 
 
-def started(store: Path, step: str) -> bool:
-    return store.joinpath(f"{output(store, step).name}.started").exists()
+def noted(store: Path, step: str, what: str) -> bool:
+    return store.joinpath(f"{output(store, step).name}.{what}").exists()
 
 
 def test_inline_steps_stop_and_leave_failed_statuses_and_no_lease(
-    server: DagsterServer, store: Path
+    server: DagsterServer, store: Path, record_property: Callable[[str, object], None]
 ) -> None:
     run = server.launch("patient_job")
-    wait_until(lambda: all(started(store, step) for step in PATIENT), "the steps to start")
+    wait_until(lambda: all(noted(store, step, "started") for step in PATIENT), "the steps to start")
     stdout, stderr = server.logs(run, "patient__0")
     assert "patient says hello\n" in stdout
     assert "patient's thread prints\n" in stdout
     assert "patient logs a line" in stderr
+    assert not any(noted(store, step, "stopped") for step in PATIENT)
 
+    asked = time.monotonic()
     server.terminate(run)
 
     assert server.wait(run) == "CANCELED"
+    seconds = round(time.monotonic() - asked, 2)
+    record_property("seconds_to_cancel", seconds)
+    print(f"CANCELED {seconds} s after the request")
     for step in PATIENT:
+        # The function itself was stopped, not only the process under it.
+        assert noted(store, step, "stopped")
         folder = output(store, step)
         assert read_status(Folder.at(str(folder))) is Status.FAILED
         assert not folder.joinpath(LOCK).exists()
@@ -58,7 +66,7 @@ def test_a_step_stuck_in_c_is_abandoned_and_its_lease_runs_out(
     server: DagsterServer, store: Path
 ) -> None:
     run = server.launch("stuck_job")
-    wait_until(lambda: started(store, "stuck"), "the step to start")
+    wait_until(lambda: noted(store, "stuck", "started"), "the step to start")
 
     server.terminate(run)
 
