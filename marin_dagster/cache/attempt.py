@@ -21,7 +21,7 @@ from marin_dagster.cache.record import (
 )
 from marin_dagster.cache.status import Status, write_status
 from marin_dagster.cache.store import Folder
-from marin_dagster.errors import LeaseLostError, RecordError
+from marin_dagster.errors import LeaseLostError, RecordError, StoreAwayError
 from marin_dagster.steps.protocol import StepLike
 
 logger = logging.getLogger(__name__)
@@ -54,12 +54,31 @@ class Attempt:
 
     step: StepLike
     folder: Folder
+    previous: Status | None = None
+    """What the status said before; None when nobody has begun this output before."""
     result: Any = None
-    """What the function returned."""
+    """What the function returned, when it ran in this process."""
+    has_record: bool = False
+    """A worker elsewhere has written the record already."""
     _lease: HeldLease = field(kw_only=True)
     _started: float = field(default_factory=time.monotonic)
     _mutex: threading.RLock = field(default_factory=threading.RLock)
     _ended: bool = False
+
+    @property
+    def worker_id(self) -> str:
+        """Who this attempt is, in the lock file."""
+        return self._lease.worker_id
+
+    @property
+    def id(self) -> str:
+        """8 hex digits that no other attempt has."""
+        return self.worker_id[-8:]
+
+    @property
+    def lost(self) -> LeaseLostError | None:
+        """Set once another worker was seen to hold the lease."""
+        return self._lease.lost
 
     @property
     def duration_s(self) -> float:
@@ -77,9 +96,10 @@ class Attempt:
             ResultError: a record cannot hold the result.
             RecordError: the function should have written a record and did not, or not a readable
                 one.
+            StoreAwayError: the store does not answer; the attempt has been left as it is.
             StoreError: the store refused.
 
-        After any of these the attempt has failed.
+        After any other of these the attempt has failed.
         """
         with self._mutex:
             if self._ended:
@@ -88,7 +108,8 @@ class Attempt:
                     f"{self.folder.url} is not marked as finished."
                 )
             try:
-                record = None if self.step.writes_record else step_record(self.step, self.result)
+                written = self.has_record or self.step.writes_record
+                record = None if written else step_record(self.step, self.result)
                 # Before the record, too: a new owner's record is not ours to overwrite.
                 self._lease.check()
                 if record is not None:
@@ -97,6 +118,9 @@ class Attempt:
                     record = self._own_record()
                 self._lease.check()
                 write_status(self.folder, Status.SUCCESS)
+            except StoreAwayError as error:
+                self.leave(error)
+                raise
             except BaseException:
                 self.fail()
                 raise
@@ -114,19 +138,25 @@ class Attempt:
 
     def fail(self) -> None:
         """Mark the attempt as failed and give the lease back. Raises nothing for a broken store:
-        the status then stays RUNNING without a lease, which the next worker takes over."""
+        the status then stays RUNNING without a lease, or with one that runs out, and the next
+        worker takes over."""
         with self._mutex:
             if self._ended:
                 return
             try:
                 self._lease.check()
                 write_status(self.folder, Status.FAILED)
+            except StoreAwayError as error:
+                self.leave(error)
+                return
             except LeaseLostError as error:
                 logger.error("step %s: %s", self.step.name_with_hash, error)
             except Exception:
                 logger.exception("could not mark %s as failed", self.folder.url)
-            finally:
+            except BaseException:
                 self.give_back()
+                raise
+            self.give_back()
 
     def abandon(self) -> None:
         """Fail unless the attempt has been committed or has failed."""
@@ -139,3 +169,13 @@ class Attempt:
             self._lease.release()
         except Exception:
             logger.exception("could not release the lease on %s; it runs out", self.folder.url)
+
+    def leave(self, error: StoreAwayError) -> None:
+        """End without another word to a store that does not answer: each would wait as long again.
+
+        What the store holds stays as it is; the lease is renewed no more and runs out, and the next
+        worker takes over.
+        """
+        self._ended = True
+        self._lease.drop()
+        logger.error("left %s as it is, its lease runs out: %s", self.folder.url, error)

@@ -34,6 +34,7 @@ from marin_dagster.errors import (
     PreviousAttemptFailedError,
     StepError,
     StepWithoutFunctionError,
+    StoreAwayError,
     StoreError,
 )
 from marin_dagster.steps.paths import check_step_path
@@ -108,12 +109,20 @@ class StepCache:
     def look_up_many(self, steps: Iterable[StepLike]) -> dict[str, LookUp]:
         """:meth:`look_up` of many steps, 32 at a time, by output path.
 
-        Where the store refuses, the step is UNKNOWN; the others are not held up by it.
+        Where the store refuses, the step is UNKNOWN; the others are not held up by it. Once one
+        look-up has waited in vain for a bucket, the bucket's other steps are UNKNOWN, too.
         """
+        away: dict[str, StoreAwayError] = {}
 
         def look(step: StepLike) -> LookUp:
+            bucket = "/".join(step.output_path.split("/", 3)[:3])
+            if bucket in away:
+                return LookUp(CacheState.UNKNOWN, error=away[bucket])
             try:
                 return self.look_up(step)
+            except StoreAwayError as error:
+                away[bucket] = error
+                return LookUp(CacheState.UNKNOWN, error=error)
             except StoreError as error:
                 return LookUp(CacheState.UNKNOWN, error=error)
 
@@ -187,10 +196,14 @@ class StepCache:
                     attempt.give_back()
                     return Hit(step, folder)
                 _check_may_build(step, status, retry_failed=retry_failed, hit_expected=hit_expected)
+                attempt.previous = status
                 write_info(folder, step)
                 write_status(folder, Status.RUNNING)
             except StepError:
                 attempt.give_back()
+                raise
+            except StoreAwayError as error:
+                attempt.leave(error)
                 raise
             except BaseException:
                 attempt.fail()

@@ -9,7 +9,7 @@ import dataclasses
 import inspect
 import json
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from pydantic import BaseModel, Field, ValidationError
 from pydantic_core import to_jsonable_python
@@ -122,7 +122,16 @@ def step_record(step: StepLike, result: Any) -> ArtifactRecord:
     )
 
 
-def result_payload(step: StepLike, result: Any) -> dict[str, Any] | None:
+class _Named(Protocol):
+    """What an error says of a step."""
+
+    @property
+    def name_with_hash(self) -> str: ...
+    @property
+    def output_path(self) -> str: ...
+
+
+def result_payload(step: _Named, result: Any) -> dict[str, Any] | None:
     """What a record keeps of a function's return value, as JSON.
 
     Dictionaries, dataclasses and pydantic models are kept, as in Marin; numbers of numpy and other
@@ -211,7 +220,7 @@ def _unreadable(folder: Folder, name: str, error: Exception) -> RecordError:
     )
 
 
-def _result_error(step: StepLike, fault: str) -> ResultError:
+def _result_error(step: _Named, fault: str) -> ResultError:
     return ResultError(
         f"step {step.name_with_hash}: {fault}. A record holds JSON: return None, a dictionary, a "
         "dataclass or a pydantic model, and write everything else to a file in "

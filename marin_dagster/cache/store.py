@@ -1,23 +1,57 @@
 """Small files of the cache on any fsspec filesystem: whole reads, whole writes, no caches.
 
 The one place that opens a filesystem. ``use_listings_cache=False`` and whole-object reads make
-another process's write visible at once (fsspec/s3fs#851).
+another process's write visible at once (fsspec/s3fs#851). fsspec itself is imported when a folder
+is opened: it is half of what importing this package costs, and defining a graph needs none of it.
 """
 
 import os
+import time
 import uuid
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-import fsspec
-from fsspec.implementations.local import LocalFileSystem
-
-from marin_dagster.errors import StoreError
+from marin_dagster.cache.client_options import options_for
+from marin_dagster.errors import StoreAwayError, StoreError
 from marin_dagster.steps.paths import join
 
 _EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}
 """Schemes whose filesystem comes with an extra of this package."""
+
+_PATIENCE_S = 90.0
+"""Longest time for one file of a network filesystem, with all that its client tries again: s3fs
+alone would ask a store that hangs for more than six minutes, gcsfs for ever."""
+
+_AWAY_S = 10.0
+"""Seconds after which a refusal is no answer any more: the client has asked in vain till then."""
+
+
+@contextmanager
+def asking(verb: str, where: str) -> Iterator[None]:
+    """One question to the store, such as to read ``where``.
+
+    Raises:
+        StoreAwayError: it gave no useful answer for a long time.
+        StoreError: it refused.
+    """
+    from fsspec.exceptions import FSTimeoutError
+
+    began = time.monotonic()
+    try:
+        yield
+    except StoreError:
+        raise
+    except FSTimeoutError as error:
+        raise StoreAwayError(
+            f"the store did not {verb} {where}: no useful answer in {_PATIENCE_S:g} s"
+        ) from error
+    except Exception as error:
+        # Not OSError alone: each filesystem's client has network errors of its own.
+        kind = StoreAwayError if time.monotonic() - began > _AWAY_S else StoreError
+        raise kind(f"the store refused to {verb} {where}: {error}") from error
 
 
 @dataclass(frozen=True)
@@ -39,8 +73,10 @@ class Folder:
             StoreError: no filesystem serves the URL's scheme, its package is not installed, or
                 this process was forked from one that uses it.
         """
+        import fsspec
+
         try:
-            fs, path = fsspec.core.url_to_fs(url, use_listings_cache=False)
+            fs, path = fsspec.core.url_to_fs(url, use_listings_cache=False, **options_for(url))
         except (ImportError, ValueError) as error:
             extra = _EXTRAS.get(url.partition("://")[0])
             hint = f" Install marin-dagster[{extra}]." if extra else ""
@@ -52,6 +88,8 @@ class Folder:
     @property
     def is_local(self) -> bool:
         """Whether the folder is on this machine's file system."""
+        from fsspec.implementations.local import LocalFileSystem
+
         return isinstance(self.fs, LocalFileSystem)
 
     def file(self, name: str) -> str:
@@ -62,49 +100,47 @@ class Folder:
         """The whole file, or None when there is none.
 
         Raises:
+            StoreAwayError: the store did not answer.
             StoreError: the store refused.
         """
-        try:
-            return bytes(self.fs.cat_file(self.file(name)))
-        except FileNotFoundError:
-            return None
-        except Exception as error:
-            raise self._refused("read", name, error) from error
+        with self._asking("read", name):
+            try:
+                return bytes(self.fs.cat_file(self.file(name), **self._patience()))
+            except FileNotFoundError:
+                return None
 
     def write(self, name: str, data: bytes) -> None:
         """Replace the whole file; readers see the old content or the new, never a part.
 
         Raises:
+            StoreAwayError: the store did not answer; it has the old content or the new.
             StoreError: the store refused; what was there is still there.
         """
-        try:
+        with self._asking("write", name):
             if self.is_local:
                 self._write_local(self.file(name), data)
             else:
-                self.fs.pipe_file(self.file(name), data)
-        except Exception as error:
-            raise self._refused("write", name, error) from error
+                self.fs.pipe_file(self.file(name), data, **self._patience())
 
     def delete(self, name: str) -> None:
-        """Remove the file; no error when there is none."""
-        try:
-            self.fs.rm_file(self.file(name))
-        except FileNotFoundError:
-            return
-        except Exception as error:
-            raise self._refused("delete", name, error) from error
+        """Remove the file; no error when there is none.
+
+        Raises:
+            StoreAwayError: the store did not answer; it may or may not have removed the file.
+            StoreError: the store refused.
+        """
+        with self._asking("delete", name), suppress(FileNotFoundError):
+            self.fs.rm_file(self.file(name), **self._patience())
 
     def make(self) -> None:
         """Create the folder, with those above it."""
-        try:
+        with self._asking("create", ""):
             self.fs.makedirs(self.path, exist_ok=True)
-        except Exception as error:
-            raise self._refused("create", "", error) from error
 
     def modified(self, name: str) -> datetime | None:
         """When the file was last written, by the store's clock; None when the store cannot say."""
         try:
-            moment = self.fs.modified(self.file(name))
+            moment = self._modified(self.file(name))
         except Exception:
             return None
         if not isinstance(moment, datetime):
@@ -136,10 +172,19 @@ class Folder:
                 os.unlink(temporary)
             raise
 
-    def _refused(self, verb: str, name: str, error: Exception) -> StoreError:
-        # Not OSError alone: each filesystem's client has network errors of its own.
-        where = join(self.url, name) if name else self.url
-        return StoreError(f"the store refused to {verb} {where}: {error}")
+    def _modified(self, path: str) -> Any:
+        if not self._patience():
+            return self.fs.modified(path)
+        # Their own ``modified`` cannot be told when to give up.
+        info = self.fs.info(path, **self._patience())
+        return info.get("LastModified") or info.get("mtime")
+
+    def _patience(self) -> dict[str, float]:
+        # fsspec takes it for every coroutine that it runs for a caller without an event loop.
+        return {"timeout": _PATIENCE_S} if getattr(self.fs, "async_impl", False) else {}
+
+    def _asking(self, verb: str, name: str) -> AbstractContextManager[None]:
+        return asking(verb, join(self.url, name) if name else self.url)
 
 
 _networked_in: int | None = None

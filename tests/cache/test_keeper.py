@@ -1,6 +1,5 @@
 """The one thread that renews every lease of the process, and what it does when a lease is lost."""
 
-import json
 import logging
 import threading
 from pathlib import Path
@@ -11,7 +10,7 @@ from cache_support import GUARD_S, LOCK, STATUS, begin, build, get, lease, make,
 from marin_dagster.cache import Folder, LeaseTiming, StepCache
 from marin_dagster.cache.keeper import HeldLease, keeper
 from marin_dagster.cache.lease import Lease, LeaseWatch, LocalLock
-from marin_dagster.errors import LeaseLostError
+from marin_dagster.errors import LeaseLostError, StoreAwayError
 from marin_dagster.steps import StepSpec
 
 FAST = LeaseTiming(refresh_s=0.01, stale_s=3_600)
@@ -28,7 +27,10 @@ def said(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 def timestamp(step: StepSpec) -> float:
-    return float(json.loads(Path(step.output_path, LOCK).read_text())["timestamp"])
+    # Under flock, as every reader does: in between, the file may hold the end of a longer one.
+    found = LocalLock(Folder.at(step.output_path)).read()
+    assert found
+    return found.timestamp
 
 
 def wait_for_renewals(step: StepSpec, count: int) -> None:
@@ -176,3 +178,100 @@ def test_each_renewal_moves_the_timestamp_forward() -> None:
         stamps.append(timestamp(step))
     attempt.commit()
     assert stamps == sorted(stamps)
+
+
+class HangingLock(FakeLock):
+    """A lock whose renewals hang until the test lets them go on."""
+
+    def __init__(self, *errors: Exception) -> None:
+        super().__init__(*errors)
+        self.hangs = threading.Event()
+        self.go_on = threading.Event()
+
+    def refresh(self, worker_id: str) -> None:
+        self.hangs.set()
+        assert self.go_on.wait(GUARD_S)
+        super().refresh(worker_id)
+
+
+def test_a_renewal_that_hangs_holds_up_no_other_lease() -> None:
+    hanging, live = HangingLock(), FakeLock()
+    held = [hold(hanging), hold(live)]
+    assert hanging.hangs.wait(GUARD_S)
+    seen = live.renewals
+    wait_until(lambda: live.renewals >= seen + 5, "renewals of the other lease")
+    # One at a time for each lease, however long it takes.
+    assert hanging.renewals == 0
+    assert len([t for t in threading.enumerate() if t.name == "marin-lease-renewal"]) <= 2
+    hanging.go_on.set()
+    wait_until(lambda: hanging.renewals >= 3, "renewals after the one that hung")
+    for each in held:
+        each.release()
+    wait_until(lambda: not keeper_threads(), "the end of the keeper's thread")
+
+
+def test_a_lease_that_is_left_while_its_renewal_hangs_is_renewed_no_more() -> None:
+    lock = HangingLock()
+    held = hold(lock)
+    [thread] = keeper_threads()
+    assert lock.hangs.wait(GUARD_S)
+    held.drop()
+    thread.join(GUARD_S)
+    assert not keeper_threads()
+    lock.go_on.set()
+    wait_until(lambda: lock.renewals == 1, "the end of the renewal that hung")
+    held.renew(0.0)
+    assert lock.renewals == 1
+
+
+def test_a_check_takes_the_answer_of_the_renewal_that_it_waited_for_when_that_got_none() -> None:
+    lock = HangingLock(StoreAwayError("no answer"))
+    held = hold(lock)
+    assert lock.hangs.wait(GUARD_S)
+    mutex, waits = held._mutex, threading.Event()
+
+    class Announced:
+        def __enter__(self) -> None:
+            waits.set()
+            mutex.acquire()
+
+        def __exit__(self, *error: object) -> None:
+            mutex.release()
+
+    held._mutex = Announced()  # type: ignore[assignment]
+    errors: list[Exception] = []
+
+    def check() -> None:
+        try:
+            held.check()
+        except StoreAwayError as error:
+            errors.append(error)
+
+    checking = threading.Thread(target=check)
+    checking.start()
+    assert waits.wait(GUARD_S)
+    held.drop()
+    lock.go_on.set()
+    checking.join(GUARD_S)
+    assert [str(error) for error in errors] == ["no answer"]
+    assert lock.renewals == 1
+    # A check that comes later asks the store itself.
+    held.check()
+    assert lock.renewals == 2
+
+
+def test_leases_are_renewed_where_no_more_threads_can_start(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lock = FakeLock()
+    start = threading.Thread.start
+
+    def refuse(self: threading.Thread) -> None:
+        if self.name == "marin-lease-renewal":
+            raise RuntimeError("can't start new thread")
+        start(self)
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    held = hold(lock)
+    wait_until(lambda: lock.renewals >= 3, "renewals in the keeper's own thread")
+    held.release()

@@ -3,16 +3,27 @@
 import threading
 from collections.abc import Iterator
 
+import fsspec
 import pytest
+from aiohttp import ClientTimeout
 from gcs_server import GcsServer, running
-from unsteady_proxy import AnswerLost, Unavailable, UnsteadyProxy, in_front_of
+from unsteady_proxy import AnswerLost, Hanging, Unavailable, UnsteadyProxy, in_front_of
 
 from cache.cache_support import GUARD_S, LOCK, RECORD, STATUS, begin, build, lease, make
-from marin_dagster.cache import CacheState, Folder, Hit, LeaseTiming, StepCache
+from marin_dagster.cache import (
+    CacheState,
+    Folder,
+    Hit,
+    LeaseTiming,
+    StepCache,
+    client_options,
+    object_lock,
+    store,
+)
 from marin_dagster.cache.lease import LeaseWatch, Lock, new_worker_id, parse_lease
 from marin_dagster.cache.locks import lock_for
 from marin_dagster.cache.object_lock import ObjectLock
-from marin_dagster.errors import LeaseLostError
+from marin_dagster.errors import LeaseLostError, StoreAwayError
 
 BUCKET = "bucket"
 TIMING = LeaseTiming()
@@ -226,3 +237,41 @@ def test_a_worker_whose_puts_go_wrong_on_the_way_takes_keeps_and_gives_back_the_
     lock().release("first")
     assert holder() is None
     assert [each.hits for each in struck] == [1, 1, 1]
+
+
+def test_a_store_that_hangs_for_a_moment_is_asked_again(
+    proxy: UnsteadyProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client_options, "_GCS_READ_S", 1.0)
+    fault = proxy.strike(Hanging("GET", STATUS, times=1))
+    assert StepCache().look_up(make("step")).state is CacheState.MISS
+    assert fault.hits == 1
+
+
+@pytest.mark.parametrize("configured", [{}, {"requests_timeout": 600}])
+def test_a_store_that_hangs_gives_one_error_soon_that_names_the_file(
+    proxy: UnsteadyProxy, monkeypatch: pytest.MonkeyPatch, configured: dict[str, int]
+) -> None:
+    monkeypatch.setitem(fsspec.config.conf, "gcs", {"token": "anon", **configured})
+    monkeypatch.setattr(store, "_PATIENCE_S", 2.0)
+    proxy.strike(Hanging())
+    with pytest.raises(StoreAwayError, match=f" {make('step').output_path}/{STATUS}: "):
+        StepCache().look_up(make("step"))
+    assert folder().fs.requests_timeout == configured.get(
+        "requests_timeout", ClientTimeout(sock_connect=15.0, sock_read=15.0)
+    )
+
+
+def test_committing_to_a_store_that_hangs_asks_no_second_time(
+    proxy: UnsteadyProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store, "_AWAY_S", 0.5)
+    monkeypatch.setattr(object_lock, "_TIMEOUTS", {"connect_timeout": "1s", "timeout": "1s"})
+    monkeypatch.setattr(object_lock, "_RETRIES", {"max_retries": 1})
+    attempt = begin(make("step"))
+    fault = proxy.strike(Hanging())
+    with pytest.raises(StoreAwayError, match=f" {make('step').output_path}/{LOCK}: "):
+        attempt.commit()
+    assert fault.hits == 2
+    proxy.recover()
+    assert (folder().read(STATUS), holder()) == (b"RUNNING", attempt._lease.worker_id)

@@ -2,10 +2,9 @@
 
 import threading
 import time
-from collections.abc import Iterator
 
 import pytest
-from unsteady_proxy import DELETES, AnswerLost, Delayed, Unavailable, UnsteadyProxy, in_front_of
+from unsteady_proxy import DELETES, AnswerLost, Delayed, Unavailable, UnsteadyProxy
 
 from cache.cache_support import GUARD_S, LOCK, RECORD, STATUS, begin, build, lease, make
 from marin_dagster.cache import (
@@ -22,23 +21,6 @@ from marin_dagster.cache.locks import lock_for
 from marin_dagster.errors import LeaseLostError, StoreError
 
 TIMING = LeaseTiming()
-
-
-@pytest.fixture
-def proxy(
-    s3_prefix: str, s3_server: str, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[UnsteadyProxy]:
-    """``MARIN_PREFIX`` is a bucket that is reached through the proxy only."""
-    import s3fs
-
-    with in_front_of(s3_server) as found:
-        s3fs.S3FileSystem.clear_instance_cache()
-        object_lock._bucket.cache_clear()
-        monkeypatch.setenv("AWS_ENDPOINT_URL", found.url)
-        monkeypatch.setenv("MARIN_PREFIX", s3_prefix)
-        yield found
-    s3fs.S3FileSystem.clear_instance_cache()
-    object_lock._bucket.cache_clear()
 
 
 @pytest.fixture

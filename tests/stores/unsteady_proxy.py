@@ -47,6 +47,13 @@ class AnswerLost(Fault):
 
 
 @dataclass
+class Hanging(Fault):
+    """No answer until the store recovers, and the store never hears of the request."""
+
+    over: threading.Event = field(default_factory=threading.Event)
+
+
+@dataclass
 class Delayed(Fault):
     """The request waits in the proxy until the test lets it go on."""
 
@@ -77,6 +84,9 @@ class UnsteadyProxy(ThreadingHTTPServer):
     def recover(self) -> None:
         """No faults any more."""
         with self._mutex:
+            for fault in self._faults:
+                if isinstance(fault, Hanging):
+                    fault.over.set()
             self._faults.clear()
 
     def next_fault(self, method: str, path: str) -> Fault | None:
@@ -104,6 +114,10 @@ class _Handler(BaseHTTPRequestHandler):
         fault = self.server.next_fault(self.command, _target(self.path))
         if isinstance(fault, Unavailable):
             self._answer(503, [("Content-Type", "application/xml")], UNAVAILABLE)
+            return
+        if isinstance(fault, Hanging):
+            fault.over.wait(120)
+            self.close_connection = True
             return
         if isinstance(fault, Delayed):
             fault.arrived.set()
@@ -173,6 +187,7 @@ def in_front_of(upstream: str) -> Iterator[UnsteadyProxy]:
     try:
         yield proxy
     finally:
+        proxy.recover()
         proxy.shutdown()
         proxy.server_close()
         thread.join()
