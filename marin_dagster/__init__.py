@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from marin_dagster.cache import ArtifactRecord, StepCache
     from marin_dagster.definitions import build_definitions
     from marin_dagster.errors import MarinDagsterError, MarinDagsterWarning
-    from marin_dagster.executor import marin_executor
+    from marin_dagster.executor import build_marin_executor, marin_executor
     from marin_dagster.io_manager import MarinIOManager, StepOutput
     from marin_dagster.steps import (
         RemoteCallable,
@@ -42,6 +42,7 @@ _HOMES = {
     "StepSpec": "steps",
     "build_definitions": "definitions",
     "build_marin_assets": "assets",
+    "build_marin_executor": "executor",
     "marin_executor": "executor",
     "remote": "steps",
 }
@@ -61,6 +62,7 @@ __all__ = [
     "StepSpec",
     "build_definitions",
     "build_marin_assets",
+    "build_marin_executor",
     "marin_executor",
     "remote",
 ]

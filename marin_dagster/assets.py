@@ -5,91 +5,22 @@ import keyword
 import re
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import dagster as dg
 
-from marin_dagster._compat import DISALLOWED_NAMES, disable_dagster_warnings
-from marin_dagster.cache import Attempt, Hit, StepCache
-from marin_dagster.control import StepControl, step_control
-from marin_dagster.errors import CollisionError, GraphError, MarinDagsterWarning, StepError
-from marin_dagster.runners import run_inline
+from marin_dagster._compat import DISALLOWED_NAMES
+from marin_dagster.errors import CollisionError, GraphError, MarinDagsterWarning
+from marin_dagster.step_op import OUTPUT_NAME, StepOp
 from marin_dagster.steps import StepGraph, StepLike
 from marin_dagster.translator import DagsterMarinTranslator
 
 DEFAULT_IO_MANAGER_KEY = "marin_io_manager"
-OUTPUT_NAME = "result"
 
 Steps = Iterable[StepLike] | Callable[[], Iterable[StepLike]]
 """Steps, or a function that returns them; dependencies need not be listed."""
 
 MarinAsset = dg.AssetsDefinition | dg.AssetSpec
-
-
-@dataclass(frozen=True, eq=False)
-class StepOp:
-    """The compute function of a step's op: serve from the cache, or build.
-
-    It yields the :class:`Hit` or the open :class:`Attempt`; the IO manager commits the latter.
-    """
-
-    step: StepLike
-    graph: StepGraph
-    io_manager_key: str
-    input_hashes: Mapping[str, str]
-    """Hash of the dependency behind each input of the op."""
-
-    def __call__(
-        self, context: dg.AssetExecutionContext, inputs: Mapping[str, Any]
-    ) -> Iterator[dg.Output[Any]]:
-        control = step_control.get() or StepControl()
-        cache: StepCache | None = getattr(
-            getattr(context.resources, self.io_manager_key), "cache", None
-        )
-        if cache is None:
-            raise StepError(
-                f"step {self.step.name_with_hash}: the resource {self.io_manager_key!r} is no "
-                "MarinIOManager. Give one, or another io_manager_key."
-            )
-        outcome = cache.begin(
-            self.step,
-            force=control.force,
-            retry_failed=control.retry_failed,
-            hit_expected=control.hit_expected,
-            wait=control.wait,
-            say=context.log.info,
-        )
-        if isinstance(outcome, Hit):
-            context.log.info(f"{self.step.name_with_hash}: served from {outcome.folder.url}")
-            yield self._output(context, outcome)
-            return
-        control.attempts.append(outcome)
-        try:
-            with control.user_code():
-                outcome.result = run_inline(self.step)
-            yield self._output(context, outcome)
-        finally:
-            # The IO manager has committed it by now, unless something went wrong on the way.
-            outcome.abandon()
-
-    def _output(self, context: dg.AssetExecutionContext, value: Hit | Attempt) -> dg.Output[Any]:
-        # The keys as they are in this job: they may have been changed after build_marin_assets.
-        keys = context.assets_def.keys_by_input_name
-        # Dagster cannot know the version of a dependency that this instance never materialized,
-        # and would call the output stale as soon as it did.
-        versions = {
-            f"dagster/input_data_version/{keys[name].to_user_string()}": hash_id
-            for name, hash_id in self.input_hashes.items()
-        }
-        with disable_dagster_warnings():  # tags of an output are in beta
-            return dg.Output(
-                value,
-                output_name=OUTPUT_NAME,
-                data_version=dg.DataVersion(self.step.hash_id),
-                tags=versions,
-            )
 
 
 def build_marin_assets(

@@ -9,13 +9,14 @@ import asyncio
 import contextvars
 import ctypes
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 
 import dagster as dg
 
 from marin_dagster.cache import Attempt
+from marin_dagster.runners import INLINE_PLACE, Place, Runner
 
 
 @dataclass(eq=False)
@@ -32,16 +33,39 @@ class StepControl:
     """Attempts that the step has begun; the executor abandons what is still open at the end."""
     captured: Callable[[], AbstractContextManager[None]] = nullcontext
     """Makes the context in which what is written belongs to the step's log."""
+    place: Place = INLINE_PLACE
+    """Where the step runs."""
+    runners: Mapping[str, Runner] = field(default_factory=dict)
+    """Every runner of the run, by name."""
     event_loop: asyncio.AbstractEventLoop | None = None
     """A loop of the step's own, closed at the end."""
     _stop: threading.Event = field(default_factory=threading.Event)
     _mutex: threading.Lock = field(default_factory=threading.Lock)
     _in_user_code: int | None = None
+    _wakers: list[Callable[[], None]] = field(default_factory=list)
 
     def wait(self, seconds: float) -> None:
         """Wait, or stop waiting with ``DagsterExecutionInterruptedError`` when interrupted."""
         if self._stop.wait(seconds):
             raise dg.DagsterExecutionInterruptedError
+
+    def check(self) -> None:
+        """Raise ``DagsterExecutionInterruptedError`` when interrupted."""
+        self.wait(0)
+
+    @contextmanager
+    def waking(self, wake: Callable[[], None]) -> Iterator[None]:
+        """Have ``wake`` called when the step is interrupted, now if it is already."""
+        with self._mutex:
+            self._wakers.append(wake)
+            stopped = self._stop.is_set()
+        if stopped:
+            wake()
+        try:
+            yield
+        finally:
+            with self._mutex:
+                self._wakers.remove(wake)
 
     @contextmanager
     def user_code(self) -> Iterator[None]:
@@ -49,7 +73,7 @@ class StepControl:
 
         Nothing of the cache happens in it, so that no lease or file is left half-way.
         """
-        self.wait(0)
+        self.check()
         with self._mutex:
             self._in_user_code = threading.get_ident()
         try:
@@ -61,7 +85,7 @@ class StepControl:
             if self._stop.is_set() and thread is not None:
                 # Raised already, or about to be: it must not go off later, outside user code.
                 ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), None)
-        self.wait(0)
+        self.check()
 
     def interrupt(self) -> None:
         """Stop the step: raise ``DagsterExecutionInterruptedError`` in its function, once.
@@ -72,6 +96,8 @@ class StepControl:
             if self._stop.is_set():
                 return
             self._stop.set()
+            for wake in self._wakers:
+                wake()
             if self._in_user_code is not None:
                 ctypes.pythonapi.PyThreadState_SetAsyncExc(
                     ctypes.c_ulong(self._in_user_code),

@@ -1,13 +1,15 @@
 """``build_definitions``: everything a code location needs, from steps alone."""
 
+from collections.abc import Mapping
 from functools import cache
 
 import dagster as dg
 
 from marin_dagster._compat import cached_method
 from marin_dagster.assets import DEFAULT_IO_MANAGER_KEY, Steps, build_marin_assets
-from marin_dagster.executor import executor_with_default
+from marin_dagster.executor import build_marin_executor
 from marin_dagster.io_manager import MarinIOManager
+from marin_dagster.runners import Runner
 from marin_dagster.translator import DagsterMarinTranslator
 
 
@@ -44,6 +46,7 @@ def build_definitions(
     max_concurrent: int = 8,
     translator: DagsterMarinTranslator | None = None,
     executor: dg.ExecutorDefinition | None = None,
+    runners: Mapping[str, Runner] | None = None,
     job_name: str = "materialize_steps",
 ) -> dg.Definitions:
     """Assets, IO manager, executor and one job over all, for a graph of steps.
@@ -58,14 +61,18 @@ def build_definitions(
             the default, 8.
         translator: how a step looks in Dagster.
         executor: instead of :data:`marin_executor`.
+        runners: engines for steps with resources, made in code, by name; those of the run's config
+            come beside them. Not together with ``executor``.
         job_name: name of the job over all steps.
 
     Raises:
         GraphError: the graph is wrong; see :meth:`StepGraph.from_steps`.
-        ValueError: ``max_concurrent`` is negative.
+        ValueError: ``max_concurrent`` is negative, or ``executor`` and ``runners`` are both given.
     """
+    if executor is not None and runners:
+        raise ValueError("runners belong to an executor: give them to build_marin_executor.")
     assets = build_marin_assets(steps, translator=translator)
-    executor_def = executor or executor_with_default(max_concurrent)
+    executor_def = executor or build_marin_executor(max_concurrent, runners=runners)
     built = [asset.key for asset in assets if isinstance(asset, dg.AssetsDefinition)]
     jobs = []
     if built:

@@ -10,8 +10,16 @@
     │   └── HashAttributeError (TypeError) an attribute that JSON cannot hold
     ├── ResourceError (ValueError)         a resource request that makes no sense
     ├── StoreError (OSError)               the store refused to read or write a file of the cache
+    │   └── StoreAwayError                 it gave no useful answer for a long time
     ├── RecordError                        a record that is missing or cannot be read
     ├── LeaseLostError                     another worker took over the output while a step ran
+    ├── RunnerError                        a runner cannot take a step, or did not finish it
+    │   ├── RoutingError (ValueError)      no such runner, or one that cannot honour the resources
+    │   ├── EngineError                    the engine does not answer, or refused the job
+    │   │   └── EngineAwayError            it did not answer, so a job may have begun or not
+    │   ├── RemoteFunctionError            the step's function raised, in its job
+    │   ├── JobFailedError                 the job died: a signal, out of memory, an exit code
+    │   └── JobLostError                   the engine lost the job: its node is gone, or preempted
     └── StepError                          a step cannot run, or its output cannot be used
         ├── StepWithoutFunctionError       nothing is cached and there is no function to build it
         ├── PreviousAttemptFailedError     the last attempt failed and failures are not retried
@@ -58,12 +66,44 @@ class StoreError(MarinDagsterError, OSError):
     """The store refused to read or write a file of the cache."""
 
 
+class StoreAwayError(StoreError):
+    """The store was asked again and again in vain; the next question would wait as long."""
+
+
 class RecordError(MarinDagsterError):
     """A record that is missing or cannot be read."""
 
 
 class LeaseLostError(MarinDagsterError):
     """Another worker took over the output while a step ran."""
+
+
+class RunnerError(MarinDagsterError):
+    """A runner cannot take a step, or did not finish it."""
+
+
+class RoutingError(RunnerError, ValueError):
+    """No such runner, or one that cannot honour what the step asks for."""
+
+
+class EngineError(RunnerError):
+    """The engine behind a runner does not answer, or refused the job."""
+
+
+class EngineAwayError(EngineError):
+    """The engine did not answer a submission, so the job may have begun or not."""
+
+
+class RemoteFunctionError(RunnerError):
+    """The step's function raised, in its job; the message carries the remote traceback."""
+
+
+class JobFailedError(RunnerError):
+    """The job died without an exception: a signal, out of memory, an exit code, a cancellation."""
+
+
+class JobLostError(RunnerError):
+    """The engine lost the job through no fault of the step: a node gone, a preemption."""
 
 
 class StepError(MarinDagsterError):

@@ -1,5 +1,6 @@
 """WHEN steps run: the executor, its configuration, its plan and its threads."""
 
+from collections.abc import Mapping
 from functools import cache
 
 import dagster as dg
@@ -11,28 +12,46 @@ from marin_dagster.executor.config import (
     effective_max_concurrent,
 )
 from marin_dagster.executor.executor import MarinExecutor
+from marin_dagster.runners import Runner
 
-__all__ = ["MarinExecutor", "executor_with_default", "marin_executor"]
+__all__ = ["MarinExecutor", "build_marin_executor", "marin_executor"]
 
 
-@cache
-def executor_with_default(max_concurrent: int) -> dg.ExecutorDefinition:
-    """:data:`marin_executor` with another default for ``max_concurrent``; 0 means 8.
+def build_marin_executor(
+    max_concurrent: int = DEFAULT_MAX_CONCURRENT, *, runners: Mapping[str, Runner] | None = None
+) -> dg.ExecutorDefinition:
+    """:data:`marin_executor` with another default for ``max_concurrent``, or with runners that are
+    made in code, such as one around a Fray client of your own.
 
-    The same number gives the same object, so that ``Definitions.merge`` accepts it twice.
+    Args:
+        max_concurrent: how many steps run at once unless the run's config says otherwise; 0 means
+            the default, 8.
+        runners: more runners, by the names that routes and steps call them. They are yours: no
+            run closes them.
 
     Raises:
         ValueError: the number is negative.
     """
-    default = effective_max_concurrent(max_concurrent)
+    if not runners:
+        # The same object for the same number, so that Definitions.merge accepts it twice.
+        return _plain_executor(effective_max_concurrent(max_concurrent))
+    return _executor(effective_max_concurrent(max_concurrent), runners)
 
-    @dg.executor(name="marin", config_schema=config_schema(default))
+
+@cache
+def _plain_executor(max_concurrent: int) -> dg.ExecutorDefinition:
+    return _executor(max_concurrent, {})
+
+
+def _executor(max_concurrent: int, runners: Mapping[str, Runner]) -> dg.ExecutorDefinition:
+    @dg.executor(name="marin", config_schema=config_schema(max_concurrent))
     def marin(init_context: dg.InitExecutorContext) -> MarinExecutor:
-        return MarinExecutor(ExecutorSettings.from_config(init_context.executor_config))
+        settings = ExecutorSettings.from_config(init_context.executor_config)
+        return MarinExecutor(settings, runners)
 
     return marin
 
 
-marin_executor: dg.ExecutorDefinition = executor_with_default(DEFAULT_MAX_CONCURRENT)
+marin_executor: dg.ExecutorDefinition = build_marin_executor()
 """Runs steps in threads of the run worker: at most ``max_concurrent`` at once, nothing that is
 cached, and nothing that only cached steps need. Its config is described in the launchpad."""

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import dagster as dg
+from pydantic import ValidationError, create_model
 
 from marin_dagster._compat import (
     RetryMode,
@@ -12,6 +13,15 @@ from marin_dagster._compat import (
     get_retries_config,
     get_step_dependency_config_field,
     get_tag_concurrency_limits_config,
+)
+from marin_dagster.errors import RoutingError
+from marin_dagster.runners import (
+    INLINE,
+    Route,
+    RoutingConfig,
+    RunnerSettings,
+    StepOverride,
+    runner_types,
 )
 
 DEFAULT_MAX_CONCURRENT = 8
@@ -36,6 +46,8 @@ class ExecutorSettings:
     """Limits for steps with a tag."""
     step_dependency_config: StepDependencyConfig
     """When a step may start with regard to its dependencies."""
+    routing: Mapping[str, Any]
+    """Runners and routes, as configured; see :meth:`routing_config`."""
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> "ExecutorSettings":
@@ -51,6 +63,7 @@ class ExecutorSettings:
             step_dependency_config=StepDependencyConfig.from_config(
                 config.get("step_dependency_config")
             ),
+            routing={name: config[name] for name in RoutingConfig.model_fields if name in config},
         )
 
     @property
@@ -62,6 +75,17 @@ class ExecutorSettings:
                 the run itself fails with this message.
         """
         return effective_max_concurrent(self.max_concurrent)
+
+    def routing_config(self) -> RoutingConfig:
+        """The runners and routes, checked.
+
+        Raises:
+            RoutingError: a value that makes no sense. Asked for once the run has started.
+        """
+        try:
+            return RoutingConfig.model_validate(_without_none(self.routing))
+        except ValidationError as error:
+            raise RoutingError(f"the executor's config: {error}") from error
 
 
 def effective_max_concurrent(value: int) -> int:
@@ -76,6 +100,13 @@ def effective_max_concurrent(value: int) -> int:
             f"({DEFAULT_MAX_CONCURRENT})."
         )
     return value or DEFAULT_MAX_CONCURRENT
+
+
+def _without_none(value: Any) -> Any:
+    """Config without the fields that Dagster fills with None because nobody gave them."""
+    if isinstance(value, Mapping):
+        return {name: _without_none(part) for name, part in value.items() if part is not None}
+    return [_without_none(part) for part in value] if isinstance(value, list) else value
 
 
 def config_schema(max_concurrent: int) -> dict[str, dg.Field]:
@@ -110,7 +141,54 @@ def config_schema(max_concurrent: int) -> dict[str, dg.Field]:
                 "neither read nor write the store."
             ),
         ),
+        **_routing_schema(),
         "retries": get_retries_config(),
         "tag_concurrency_limits": get_tag_concurrency_limits_config(),
         "step_dependency_config": get_step_dependency_config_field(),
     }
+
+
+def _routing_schema() -> dict[str, dg.Field]:
+    types = {name: _field_of(kind.settings) for name, kind in runner_types().items()}
+    return {
+        "runners": dg.Field(
+            dg.Map(str, dg.Selector(types), key_label_name="name"),
+            is_required=False,
+            description="Engines that take steps: for each name, its type and settings.",
+        ),
+        "routes": dg.Field(
+            [_field_of(Route).config_type],
+            is_required=False,
+            description="Which steps go to which runner; the first rule that fits counts.",
+        ),
+        "default": dg.Field(
+            str,
+            default_value=INLINE,
+            description="The runner for steps without resources; inline is the run worker.",
+        ),
+        "default_with_resources": dg.Field(
+            str,
+            is_required=False,
+            description=(
+                "The runner for steps with resources. When not given: the one in runners, or "
+                "process, on this machine, when there is none."
+            ),
+        ),
+        "steps": dg.Field(
+            dg.Map(str, _field_of(StepOverride).config_type, key_label_name="step"),
+            is_required=False,
+            description=(
+                "Runner, resources and environment of single steps in this run, by step name, name "
+                "with hash, or asset key. Comes before everything else."
+            ),
+        ),
+    }
+
+
+def _field_of(model: type[RunnerSettings]) -> dg.Field:
+    """A settings model of the runners, which know no Dagster, as a Dagster config field."""
+    fields: dict[str, Any] = {
+        name: (info.annotation, info) for name, info in model.model_fields.items()
+    }
+    config = create_model(model.__name__, __base__=dg.Config, __doc__=model.__doc__, **fields)
+    return config.to_config_schema().as_field()

@@ -3,8 +3,8 @@
 import asyncio
 import os
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import dagster as dg
@@ -38,9 +38,12 @@ from marin_dagster.executor.planning import (
     planned_steps,
 )
 from marin_dagster.executor.threads import StepThreads
+from marin_dagster.runners import INLINE_PLACE, Routing, Runner
 
 _LOOK_FOR_INTERRUPT_S = 0.2
 _GRACE_S = 5.0
+_REMOTE_GRACE_S = 75.0
+"""Longer than a job is given to end on its engine."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,8 @@ class MarinExecutor(dg.Executor):
     """
 
     settings: ExecutorSettings
+    runners: Mapping[str, Runner] = field(default_factory=dict)
+    """Runners made in code, by name, beside those that the config describes."""
 
     @property
     def retries(self) -> RetryMode:
@@ -97,7 +102,24 @@ class MarinExecutor(dg.Executor):
         if self.settings.dry_run:
             yield from _dry_run(job_context, execution_plan, planned)
             return
-        decisions = decide(job_context, execution_plan, planned, self.settings)
+        routing = Routing(self.settings.routing_config(), self.runners)
+        try:
+            yield from self._execute(job_context, execution_plan, planned, routing)
+        finally:
+            routing.close()
+
+    def _execute(
+        self,
+        job_context: PlanExecutionContext,
+        execution_plan: ExecutionPlan,
+        planned: dict[str, PlannedStep],
+        routing: Routing,
+    ) -> Iterator[DagsterEvent]:
+        decisions = decide(job_context, execution_plan, planned, self.settings, routing)
+        if routing.chose_process:
+            job_context.log.info(
+                "No runner is configured: steps with resources run in processes of this machine."
+            )
         yield from _report(job_context, execution_plan, decisions)
         keep = decisions.keep(execution_plan)
         if not keep:
@@ -119,7 +141,7 @@ class MarinExecutor(dg.Executor):
         ):
             threads = StepThreads()
             try:
-                yield from self._run(job_context, active, decisions, threads)
+                yield from self._run(job_context, active, decisions, threads, routing.runners)
             finally:
                 # Whatever ends the run, no step of it goes on as if nothing had happened.
                 threads.interrupt()
@@ -130,10 +152,12 @@ class MarinExecutor(dg.Executor):
         active: ActiveExecution,
         decisions: Decisions,
         threads: StepThreads,
+        runners: Mapping[str, Runner],
     ) -> Iterator[DagsterEvent]:
         outputs: dict[str, DagsterEvent] = {}
         retries: dict[str, DagsterEvent] = {}
         give_up_at: float | None = None
+        grace_s = _GRACE_S
         while threads.running or not active.is_complete:
             if give_up_at is None and active.check_for_interrupts():
                 yield DagsterEvent.engine_event(
@@ -143,12 +167,14 @@ class MarinExecutor(dg.Executor):
                 )
                 active.mark_interrupted()
                 threads.interrupt()
-                give_up_at = time.monotonic() + _GRACE_S
+                remote = any(decisions.is_remote(key) for key in threads.running)
+                grace_s = _REMOTE_GRACE_S if remote else _GRACE_S
+                give_up_at = time.monotonic() + grace_s
             if give_up_at is None:
                 for step in active.get_steps_to_execute():
                     state = active.get_known_state()
                     again = state.get_retry_state().get_attempt_count(step.key) > 0
-                    control = self._control(step.key, decisions, again=again)
+                    control = self._control(step.key, decisions, runners, again=again)
                     context = job_context
                     if step.key not in decisions.planned:
                         # An ordinary asset may be async, and a loop runs in one thread only.
@@ -160,7 +186,7 @@ class MarinExecutor(dg.Executor):
             elif not threads.running or time.monotonic() > give_up_at:
                 for key in threads.running:
                     job_context.log.error(
-                        f"Step {key} did not stop within {_GRACE_S:.0f} s and is left behind; its "
+                        f"Step {key} did not stop within {grace_s:.0f} s and is left behind; its "
                         "lease runs out, and until then others wait for it."
                     )
                 break
@@ -190,8 +216,12 @@ class MarinExecutor(dg.Executor):
         if give_up_at is not None:
             raise dg.DagsterExecutionInterruptedError
 
-    def _control(self, key: str, decisions: Decisions, *, again: bool) -> StepControl:
+    def _control(
+        self, key: str, decisions: Decisions, runners: Mapping[str, Runner], *, again: bool
+    ) -> StepControl:
         return StepControl(
+            place=decisions.places.get(key, INLINE_PLACE),
+            runners=runners,
             force=key in decisions.forced,
             # The failure before a retry of this run is not an old one.
             retry_failed=self.settings.retry_failed or again,

@@ -9,12 +9,16 @@ from dataclasses import dataclass
 import dagster as dg
 
 from marin_dagster._compat import ExecutionPlan, PlanExecutionContext
-from marin_dagster.assets import OUTPUT_NAME, StepOp
 from marin_dagster.cache import CacheState, LookUp, StepCache
 from marin_dagster.cache.status import STATUS_FILE
-from marin_dagster.errors import StepError
+from marin_dagster.errors import ResourceError, RoutingError, StepError
 from marin_dagster.executor.config import ExecutorSettings
+from marin_dagster.runners import INLINE, Place, Routing, StepOverride
+from marin_dagster.step_op import OUTPUT_NAME, StepOp
 from marin_dagster.steps import StepGraph, StepLike, plan_run
+
+RUNNER_TAG = "marin/runner"
+"""Op tag that names the runner of a step."""
 
 _RECORDS_AT_ONCE = 500
 
@@ -26,6 +30,8 @@ class PlannedStep:
     op: StepOp
     asset_key: dg.AssetKey
     """The key as it is in this job."""
+    runner: str | None
+    """The op's ``marin/runner`` tag."""
 
     @property
     def step(self) -> StepLike:
@@ -39,6 +45,8 @@ class Decisions:
 
     planned: Mapping[str, PlannedStep]
     """The steps of this run that are ours."""
+    places: Mapping[str, Place]
+    """Where the functions run of the steps that are not in the cache."""
     pruned: Mapping[str, str]
     """Left alone, and why."""
     served: frozenset[str]
@@ -51,6 +59,10 @@ class Decisions:
     """Built although the cache has them."""
     expected_hits: frozenset[str]
     """In the cache, and their inputs are pruned: must be served, not built."""
+
+    def is_remote(self, key: str) -> bool:
+        """Whether a step's function runs outside the run worker."""
+        return key in self.places and self.places[key].runner != INLINE
 
     def keep(self, plan: ExecutionPlan) -> list[str]:
         """Keys of the steps that threads run, in the plan's order."""
@@ -68,7 +80,7 @@ def planned_steps(context: PlanExecutionContext, plan: ExecutionPlan) -> dict[st
         if isinstance(compute, StepOp):
             key = layer.get_asset_key_for_node_output(handle, OUTPUT_NAME)
             if key is not None:
-                found[step.key] = PlannedStep(compute, key)
+                found[step.key] = PlannedStep(compute, key, step.tags.get(RUNNER_TAG))
     return found
 
 
@@ -92,14 +104,18 @@ def decide(
     plan: ExecutionPlan,
     planned: Mapping[str, PlannedStep],
     settings: ExecutorSettings,
+    routing: Routing,
 ) -> Decisions:
     """Look the steps up, all at once, and decide what becomes of each.
 
     Raises:
-        StepError: ``force`` names a step that this run does not have.
+        StepError: ``force`` or ``steps`` names a step that this run does not have.
+        RoutingError: steps that must run have no runner that can take them.
     """
     executable = plan.get_executable_step_deps()
     forced = _forced(planned, settings.force)
+    overrides = _overrides(planned, routing.config.steps)
+    to_run: list[str] = []
     pruned: dict[str, str] = {}
     hits: dict[str, PlannedStep] = {}
     blocked: dict[str, str] = {}
@@ -132,6 +148,7 @@ def decide(
             hits[key_of[path]] = planned[key_of[path]]
             if not run.pruned.isdisjoint(graph.dependencies(path)):
                 expected.add(key_of[path])
+        to_run += [key for path, key in key_of.items() if path in run.run]
         for path in run.pruned:
             pruned[key_of[path]] = (
                 f"{graph.steps[path].name_with_hash} is not built and not needed: "
@@ -139,9 +156,16 @@ def decide(
             )
         for path, missing in run.blocked.items():
             blocked[key_of[path]] = _blocked_message(graph, path, missing)
+    places, refused = _places(planned, [*to_run, *hits], overrides, routing)
+    if faults := [str(refused[key]) for key in to_run if key in refused]:
+        # Before anything runs: what has been submitted costs money.
+        raise RoutingError("\n".join(faults))
+    # A hit with nowhere to run must stay one.
+    expected |= refused.keys()
     served = _known_to_instance(context.instance, hits) - forced
     return Decisions(
         planned=planned,
+        places=places,
         pruned=pruned,
         served=frozenset(served),
         blocked=blocked,
@@ -188,17 +212,49 @@ def _cache(
 def _forced(planned: Mapping[str, PlannedStep], force: bool | tuple[str, ...]) -> set[str]:
     if isinstance(force, bool):
         return set(planned) if force else set()
+    return set().union(*_keys_named(planned, force, "force").values())
+
+
+def _overrides(
+    planned: Mapping[str, PlannedStep], steps: Mapping[str, StepOverride]
+) -> dict[str, StepOverride]:
+    named = _keys_named(planned, steps, "steps")
+    return {key: steps[name] for name, keys in named.items() for key in keys}
+
+
+def _keys_named(
+    planned: Mapping[str, PlannedStep], names: Iterable[str], option: str
+) -> dict[str, set[str]]:
+    """The step keys behind names, names with hash or asset keys in the run's config."""
     by_name: dict[str, set[str]] = defaultdict(set)
     for key, found in planned.items():
         step = found.step
         for name in (step.name, step.name_with_hash, found.asset_key.to_user_string()):
             by_name[name].add(key)
-    for name in force:
+    for name in names:
         if name not in by_name:
             close = difflib.get_close_matches(name, by_name, n=3)
             hint = f" Did you mean {' or '.join(map(repr, close))}?" if close else ""
-            raise StepError(f"force names {name!r}, which is no step of this run.{hint}")
-    return {key for name in force for key in by_name[name]}
+            raise StepError(f"{option} names {name!r}, which is no step of this run.{hint}")
+    return {name: by_name[name] for name in names}
+
+
+def _places(
+    planned: Mapping[str, PlannedStep],
+    keys: Iterable[str],
+    overrides: Mapping[str, StepOverride],
+    routing: Routing,
+) -> tuple[dict[str, Place], dict[str, Exception]]:
+    """Where each step runs, and why others have nowhere to run."""
+    places: dict[str, Place] = {}
+    refused: dict[str, Exception] = {}
+    for key in keys:
+        found = planned[key]
+        try:
+            places[key] = routing.place(found.step, tag=found.runner, override=overrides.get(key))
+        except (RoutingError, ResourceError) as error:
+            refused[key] = error
+    return places, refused
 
 
 def _blocked_message(graph: StepGraph, path: str, missing: tuple[str, ...]) -> str:

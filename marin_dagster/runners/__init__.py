@@ -1,5 +1,65 @@
-"""WHERE a step's function runs. No Dagster."""
+"""WHERE a step's function runs: in this thread, or as a job of an engine. No Dagster.
 
+``routing`` chooses a runner; ``driver`` takes an attempt through a job of it; ``base`` is the
+protocol, and each engine has a file of its own, imported when the first step needs it.
+"""
+
+from marin_dagster.runners.base import (
+    Job,
+    JobState,
+    JobStatus,
+    Request,
+    Runner,
+    describe_exit,
+)
+from marin_dagster.runners.driver import Controls, finish, read_job_note, submit, take_over
 from marin_dagster.runners.inline import run_inline
+from marin_dagster.runners.payload import StepCall, pack, run_packed
+from marin_dagster.runners.routing import (
+    INLINE,
+    INLINE_PLACE,
+    Place,
+    Routing,
+    RunnerType,
+    runner_types,
+)
+from marin_dagster.runners.settings import (
+    FraySettings,
+    ProcessSettings,
+    Route,
+    RoutingConfig,
+    RunnerSettings,
+    SlurmSettings,
+    StepOverride,
+)
 
-__all__ = ["run_inline"]
+__all__ = [
+    "INLINE",
+    "INLINE_PLACE",
+    "Controls",
+    "FraySettings",
+    "Job",
+    "JobState",
+    "JobStatus",
+    "Place",
+    "ProcessSettings",
+    "Request",
+    "Route",
+    "Routing",
+    "RoutingConfig",
+    "Runner",
+    "RunnerSettings",
+    "RunnerType",
+    "SlurmSettings",
+    "StepCall",
+    "StepOverride",
+    "describe_exit",
+    "finish",
+    "pack",
+    "read_job_note",
+    "run_inline",
+    "run_packed",
+    "runner_types",
+    "submit",
+    "take_over",
+]

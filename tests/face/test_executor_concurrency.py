@@ -107,7 +107,11 @@ def test_a_limit_on_the_device_tag_holds_while_other_steps_go_on(
     ]
     limits = [{"key": "marin/device", "value": "gpu", "limit": 2}]
 
-    run = run_job(build_definitions(steps), instance, config={"tag_concurrency_limits": limits})
+    run = run_job(
+        build_definitions(steps),
+        instance,
+        config={"tag_concurrency_limits": limits, "default_with_resources": "inline"},
+    )
 
     assert run.success
     assert (gpus.calls, gpus.peak) == (6, 2)

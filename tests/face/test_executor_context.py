@@ -130,12 +130,15 @@ def test_a_relative_prefix_is_one_folder_whatever_directory_a_step_changes_to(
     assert os.listdir(tmp_path / "later") == []
 
 
-def test_a_remote_function_runs_here_with_its_output_path(instance: dg.DagsterInstance) -> None:
+def test_a_remote_function_runs_here_when_the_config_says_so(
+    instance: dg.DagsterInstance,
+) -> None:
     paths = []
     wrapped = remote(resources=ResourceConfig.with_gpu("H100"))(paths.append)
     step = StepSpec("train", fn=wrapped)
+    config = {"default_with_resources": "inline"}
 
-    assert run_job(build_definitions([step]), instance).success
+    assert run_job(build_definitions([step]), instance, config=config).success
 
     assert paths == [step.output_path]
 

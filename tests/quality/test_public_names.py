@@ -22,6 +22,7 @@ PUBLIC = [
     "StepSpec",
     "build_definitions",
     "build_marin_assets",
+    "build_marin_executor",
     "marin_executor",
     "remote",
 ]

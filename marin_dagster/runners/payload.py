@@ -1,0 +1,231 @@
+"""``StepCall``: what a worker of an engine runs, and the traces that it leaves beside the output.
+
+The worker calls the function and writes the record, or ``.step_error.json`` when the function
+raises, since engines cut or lose tracebacks. The lease and the status stay with the driver. This
+module is all that a worker needs; it imports neither Dagster nor an engine.
+"""
+
+import io
+import json
+import os
+import sys
+import sysconfig
+import threading
+import traceback
+import types
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, ClassVar
+
+from marin_dagster.cache import Attempt, Folder
+from marin_dagster.cache.record import (
+    RECORD_FILE,
+    ArtifactRecord,
+    result_payload,
+    step_record,
+    write_record,
+)
+from marin_dagster.errors import RunnerError, StepWithoutFunctionError
+from marin_dagster.steps.remote import step_function
+
+ERROR_FILE = ".step_error.json"
+
+RANK_VARIABLES = ("SLURM_PROCID", "IRIS_TASK_ID")
+"""Where engines tell a job's ranks apart: ``3``, and ``/user/job/3:0`` (its first attempt)."""
+_LONGEST_TEXT = 100_000
+
+
+@dataclass(frozen=True)
+class StepCall:
+    """One attempt at a step, without the graph above it."""
+
+    function: Callable[[str], Any]
+    """Called with the output path."""
+    name_with_hash: str
+    """The step, for messages."""
+    output_path: str
+    job: str
+    """The job's name; marks the error file, so that an old one is not mistaken for it."""
+    record: ArtifactRecord | None
+    """The record but for the result; None when the function writes its own."""
+
+    @classmethod
+    def of(cls, attempt: Attempt, job: str) -> "StepCall":
+        """The call for an open attempt.
+
+        Raises:
+            StepWithoutFunctionError: the step has no function.
+        """
+        step = attempt.step
+        function = step_function(step)
+        if function is None:
+            raise StepWithoutFunctionError(f"step {step.name_with_hash} has no function")
+        record = None if step.writes_record else step_record(step, None)
+        return cls(function, step.name_with_hash, step.output_path, job, record)
+
+
+@dataclass(frozen=True)
+class StepFault:
+    """What a worker wrote about an exception of the step's function."""
+
+    job: str
+    type: str
+    message: str
+    traceback: str
+
+
+def pack(call: StepCall) -> bytes:
+    """The call in a form that a worker can run: :func:`run_packed`.
+
+    Functions and classes from modules that a worker could not import, such as the code location's
+    own files, travel by value.
+
+    Raises:
+        RunnerError: something that the function holds cannot be pickled.
+    """
+    import cloudpickle
+
+    class Pickler(cloudpickle.CloudPickler):  # type: ignore[misc]
+        dispatch_table: ClassVar = {
+            **cloudpickle.CloudPickler.dispatch_table,
+            types.CodeType: _reduce_code,
+        }
+
+    buffer = io.BytesIO()
+    try:
+        with _registry, _own_modules_by_value():
+            Pickler(buffer).dump(call)
+    except Exception as error:
+        raise RunnerError(
+            f"step {call.name_with_hash}: its function cannot be sent to a worker: "
+            f"{type(error).__name__}: {error}. Open files, locks and connections inside the "
+            "function instead of holding them in it."
+        ) from error
+    return buffer.getvalue()
+
+
+def run_packed(packed: bytes) -> None:
+    """Run a packed call: what a worker does. Leaves the record, or the error file.
+
+    With several ranks, each calls the function and the first writes the record.
+
+    Raises:
+        SystemExit: with code 1 when the call failed; the traceback is on stderr.
+    """
+    import pickle
+
+    # What cannot even be loaded has no output path to write an error to; the log has it.
+    call: StepCall = pickle.loads(packed)
+    folder = Folder.at(call.output_path)
+    try:
+        result = call.function(call.output_path)
+        if call.record is not None and _rank() == 0:
+            payload = result_payload(call, result)
+            write_record(folder, call.record.model_copy(update={"result": payload}))
+    except BaseException as error:
+        if error.__traceback__ is not None:  # without the line above: people look for their own
+            error = error.with_traceback(error.__traceback__.tb_next or error.__traceback__)
+        traceback.print_exception(error)
+        with _said_on_stderr():
+            _write_fault(folder, call.job, error)
+        raise SystemExit(1) from None
+
+
+def read_fault(folder: Folder, job: str) -> StepFault | None:
+    """What a job wrote about its failure; None when it wrote nothing that can be read.
+
+    Raises:
+        StoreError: the store refused.
+    """
+    content = folder.read(ERROR_FILE)
+    try:
+        fields = json.loads(content or b"")
+        fault = StepFault(**{name: str(fields[name]) for name in StepFault.__annotations__})
+    except (ValueError, TypeError, KeyError):
+        return None
+    return fault if fault.job == job else None
+
+
+def forget_traces(folder: Folder) -> None:
+    """Remove the record and the error of earlier attempts, before a new job is submitted.
+
+    From then on a record means that the new job has finished its function.
+    """
+    for name in (RECORD_FILE, ERROR_FILE):
+        folder.delete(name)
+
+
+def _write_fault(folder: Folder, job: str, error: BaseException) -> None:
+    text = "".join(traceback.format_exception(error))
+    fault = {
+        "job": job,
+        "type": type(error).__qualname__,
+        "message": str(error)[:_LONGEST_TEXT],
+        # The end says most.
+        "traceback": text[-_LONGEST_TEXT:],
+    }
+    folder.write(ERROR_FILE, json.dumps(fault).encode())
+
+
+def _rank() -> int:
+    told = next((os.environ[name] for name in RANK_VARIABLES if name in os.environ), "0")
+    return int(told.rpartition("/")[2].partition(":")[0])
+
+
+@contextmanager
+def _said_on_stderr() -> Iterator[None]:
+    try:
+        yield
+    except Exception:
+        traceback.print_exc()
+
+
+def _reduce_code(code: types.CodeType) -> tuple[Any, ...]:
+    """As cloudpickle does it, but with the file's name, so that tracebacks say where."""
+    import cloudpickle
+
+    constructor, arguments = cloudpickle.CloudPickler.dispatch_table[types.CodeType](code)
+    named = (code.co_filename if part == "<dynamic-code>" else part for part in arguments)
+    return constructor, tuple(named)
+
+
+_registry = threading.Lock()
+"""cloudpickle's list of modules is one for the process."""
+
+
+@contextmanager
+def _own_modules_by_value() -> Iterator[None]:
+    """Let cloudpickle copy what comes from modules that are not installed as packages."""
+    import cloudpickle
+
+    already = cloudpickle.list_registry_pickle_by_value()
+    registered = []
+    for name, module in list(sys.modules.items()):
+        # A module under a second name is copied under its own.
+        own = isinstance(module, types.ModuleType) and module.__name__ == name
+        if own and name not in already and _is_source_of_user(getattr(module, "__file__", None)):
+            cloudpickle.register_pickle_by_value(module)
+            registered.append(module)
+    try:
+        yield
+    finally:
+        for module in registered:
+            cloudpickle.unregister_pickle_by_value(module)
+
+
+_INSTALLED = tuple(
+    str(Path(sysconfig.get_path(name)).resolve()) + os.sep
+    for name in ("stdlib", "platstdlib", "purelib", "platlib")
+)
+_PACKAGE = str(Path(__file__).resolve().parents[1]) + os.sep
+
+
+@cache
+def _is_source_of_user(file: str | None) -> bool:
+    if not file or not file.endswith(".py"):
+        return False
+    path = os.path.realpath(file)
+    return not path.startswith((*_INSTALLED, _PACKAGE)) and "site-packages" not in path

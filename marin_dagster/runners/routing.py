@@ -1,0 +1,239 @@
+"""Which runner takes a step.
+
+From weak to strong: the defaults; the executor's routes, in order; the step's own ``marin/runner``
+tag; what the run's config says about the step. A step's resources come from the step, and what the
+run's config says about the step replaces them.
+"""
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
+from functools import cache
+from importlib.metadata import entry_points
+from typing import Any
+
+from pydantic import ValidationError
+
+from marin_dagster.errors import ResourceError, RoutingError
+from marin_dagster.runners.base import Request, Runner
+from marin_dagster.runners.settings import (
+    FraySettings,
+    ProcessSettings,
+    Route,
+    RoutingConfig,
+    RunnerSettings,
+    SlurmSettings,
+    StepOverride,
+)
+from marin_dagster.steps import StepLike
+from marin_dagster.steps.resources import ResourceConfig, parse_size
+
+logger = logging.getLogger(__name__)
+
+INLINE = "inline"
+"""The runner that is none: the step's function runs in the run worker's thread."""
+PROCESS = "process"
+ENTRY_POINTS = "marin_dagster.runners"
+"""Entry point group in which other packages register a :class:`RunnerType`."""
+
+
+@dataclass(frozen=True)
+class RunnerType:
+    """A kind of runner."""
+
+    settings: type[RunnerSettings]
+    """What it can be told; becomes part of the executor's config."""
+    build: Callable[[str, Any], Runner]
+    """Makes a runner from its name and settings; called when the first step needs it."""
+
+
+def _process(name: str, settings: ProcessSettings) -> Runner:
+    from marin_dagster.runners.process import ProcessRunner
+
+    return ProcessRunner(name, settings)
+
+
+def _fray(name: str, settings: FraySettings) -> Runner:
+    from marin_dagster.runners.fray import FrayRunner
+
+    return FrayRunner(name, settings)
+
+
+def _slurm(name: str, settings: SlurmSettings) -> Runner:
+    try:
+        from marin_dagster.runners.slurm import SlurmRunner
+    except ImportError as error:
+        raise RoutingError(f"runners.{name}: {error}. Install marin-dagster[slurm].") from error
+    return SlurmRunner(name, settings)
+
+
+_BUILT_IN = {
+    PROCESS: RunnerType(ProcessSettings, _process),
+    "fray": RunnerType(FraySettings, _fray),
+    "slurm": RunnerType(SlurmSettings, _slurm),
+}
+
+
+@cache
+def runner_types() -> Mapping[str, RunnerType]:
+    """Every kind of runner: ours, and those that installed packages register.
+
+    A plug-in that cannot be loaded, or takes one of our names, is logged and left out.
+    """
+    types = dict(_BUILT_IN)
+    for entry in entry_points(group=ENTRY_POINTS):
+        try:
+            if entry.name in types or entry.name == INLINE:
+                raise ValueError(f"there is a runner type {entry.name!r} already")
+            loaded = entry.load()
+            if not isinstance(loaded, RunnerType):
+                raise TypeError(f"it is a {type(loaded).__name__}, not a RunnerType")
+        except Exception as error:
+            logger.warning("the runner plug-in %s is left out: %s", entry.value, error)
+        else:
+            types[entry.name] = loaded
+    return types
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a step runs, and what it asks for there."""
+
+    runner: str
+    request: Request
+
+
+INLINE_PLACE = Place(INLINE, Request())
+
+
+@dataclass(eq=False)
+class Routing:
+    """One run's runners and rules."""
+
+    config: RoutingConfig = field(default_factory=RoutingConfig)
+    given: Mapping[str, Runner] = field(default_factory=dict)
+    """Runners that were made in code, by name."""
+    chose_process: bool = False
+    """A step has gone to a process of this machine because no runner is configured."""
+    _built: dict[str, Runner] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._built.update(self.given)
+        for name, kinds in self.config.runners.items():
+            self._built[name] = _build(name, kinds)
+        if PROCESS not in self._built:
+            self._built[PROCESS] = _process(PROCESS, ProcessSettings())
+
+    @property
+    def runners(self) -> Mapping[str, Runner]:
+        """Every runner of this run but ``inline``, by name."""
+        return self._built
+
+    @property
+    def configured(self) -> list[str]:
+        """Names of the runners that somebody has asked for."""
+        return [*self.given, *(name for name in self.config.runners if name not in self.given)]
+
+    def place(
+        self, step: StepLike, *, tag: str | None = None, override: StepOverride | None = None
+    ) -> Place:
+        """Where a step runs.
+
+        Args:
+            step: the step.
+            tag: its ``marin/runner`` tag.
+            override: what the run's config says about it.
+
+        Raises:
+            RoutingError: no such runner, several to choose from, or one that refuses the step.
+            ResourceError: the run's config asks for resources that make no sense.
+        """
+        request = Request.of(step)
+        if override is not None:
+            request = _overridden(step, request, override)
+        name = (override and override.runner) or tag or self._routed(step, request)
+        where = f"step {step.name_with_hash} ({step.output_path})"
+        if name == INLINE:
+            return Place(INLINE, request)
+        if name not in self._built:
+            known = ", ".join([INLINE, *self._built])
+            raise RoutingError(f"{where}: there is no runner {name!r}. There are: {known}.")
+        fault = self._built[name].refuses(step, request)
+        if fault is not None:
+            raise RoutingError(
+                f"{where}: the runner {name!r} cannot take it: {fault}. Route the step to another "
+                "runner, or change what it asks for."
+            )
+        return Place(name, request)
+
+    def close(self) -> None:
+        """The run is over. Runners that were made in code stay as they are."""
+        for name, runner in self._built.items():
+            if name in self.given:
+                continue
+            try:
+                runner.close()
+            except Exception:
+                logger.exception("could not close the runner %s", name)
+
+    def _routed(self, step: StepLike, request: Request) -> str:
+        for route in self.config.routes:
+            if _fits(route, step, request.resources):
+                return route.runner
+        if request.resources is None:
+            return self.config.default
+        if self.config.default_with_resources is not None:
+            return self.config.default_with_resources
+        if len(self.configured) > 1:
+            raise RoutingError(
+                f"step {step.name_with_hash} ({step.output_path}): no route fits it, and there are "
+                f"several runners ({', '.join(self.configured)}). Add a route, or set "
+                "default_with_resources."
+            )
+        if not self.configured:
+            self.chose_process = True
+            return PROCESS
+        return self.configured[0]
+
+
+def _build(name: str, kinds: Mapping[str, Any]) -> Runner:
+    types = runner_types()
+    if name == INLINE:
+        raise RoutingError(f"runners.{INLINE}: that name is taken: it is the run worker's thread.")
+    if len(kinds) != 1 or not kinds.keys() <= types.keys():
+        raise RoutingError(
+            f"runners.{name} must have one key, its type ({', '.join(types)}); it has "
+            f"{', '.join(kinds) or 'none'}."
+        )
+    [(kind, settings)] = kinds.items()
+    try:
+        return types[kind].build(name, types[kind].settings.model_validate(settings or {}))
+    except ValidationError as error:
+        raise RoutingError(f"runners.{name}.{kind}: {error}") from error
+
+
+def _fits(route: Route, step: StepLike, resources: Any) -> bool:
+    if route.step is not None and not fnmatchcase(step.name, route.step):
+        return False
+    if resources is None:
+        return route.device is None and route.min_cpu is None and route.min_ram is None
+    return (
+        (route.device is None or resources.device.kind == route.device)
+        and (route.min_cpu is None or resources.cpu >= route.min_cpu)
+        and (route.min_ram is None or parse_size(resources.ram) >= parse_size(route.min_ram))
+    )
+
+
+def _overridden(step: StepLike, request: Request, override: StepOverride) -> Request:
+    fields = override.model_dump(include={"cpu", "ram", "disk"}, exclude_none=True)
+    resources = request.resources
+    if fields:
+        try:
+            resources = replace(resources or ResourceConfig(), **fields)
+        except ResourceError as error:
+            raise ResourceError(
+                f"step {step.name_with_hash}: in this run's config: {error}"
+            ) from None
+    environment = {**request.env_vars, **override.env}
+    return replace(request, resources=resources, env_vars=environment)

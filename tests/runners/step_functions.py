@@ -1,0 +1,92 @@
+"""Functions of steps for every engine. They talk to the test through files beside the output."""
+
+import ctypes
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+PATIENCE_S = 120
+
+
+def write(output_path: str) -> dict[str, Any]:
+    """Writes, prints and returns."""
+    Path(output_path, "data.txt").write_text("made")
+    print("on stdout")
+    print("on stderr", file=sys.stderr)
+    return {"pid": os.getpid(), "word": os.environ.get("STEP_WORD")}
+
+
+def raise_error(output_path: str) -> None:
+    """Fails as functions do."""
+    raise LookupError("no such corpus")
+
+
+def segfault(output_path: str) -> None:
+    """Dies in C code."""
+    ctypes.string_at(0)
+
+
+def kill_itself_once(output_path: str) -> None:
+    """Dies by SIGKILL the first time."""
+    if count(output_path) == 1:
+        os.kill(os.getpid(), 9)
+
+
+def eat_memory(output_path: str) -> None:
+    """Wants 6 GiB, and touches them."""
+    held = []
+    for _ in range(96):
+        held.append(bytearray(os.urandom(1)) * (64 << 20))
+        time.sleep(0.02)
+
+
+def wait_to_go(output_path: str) -> dict[str, Any]:
+    """Counts itself, starts a child, and waits until the test says go."""
+    count(output_path)
+    child = subprocess.Popen(["sleep", "600"])
+    Path(output_path, "pids").write_text(f"{os.getpid()} {child.pid}")
+    print("waiting to go")
+    wait_for(beside(output_path, "go"))
+    child.kill()
+    child.wait()
+    return {"pid": os.getpid()}
+
+
+def beside(output_path: str, name: str) -> Path:
+    """A file that belongs to the output and is not in it, so that nobody cleans it up."""
+    return Path(f"{output_path}.{name}")
+
+
+def count(output_path: str) -> int:
+    """How often the function has been entered, with this time."""
+    entries = beside(output_path, "entries")
+    with entries.open("a") as file:
+        file.write("entered\n")
+    return len(entries.read_text().splitlines())
+
+
+def wait_for(path: Path) -> None:
+    """Wait until a file exists and has content."""
+    wait_until(lambda: path.exists() and path.read_text())
+
+
+def wait_until(holds: Callable[[], Any]) -> None:
+    """Wait until something holds, or fail after two minutes."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not holds():
+        if time.monotonic() > deadline:
+            raise TimeoutError("waited in vain")
+        time.sleep(0.02)
+
+
+def is_dead(pid: int) -> bool:
+    """Whether a process has gone, or is a zombie that nobody has waited for."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+    return state == "Z"

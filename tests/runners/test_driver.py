@@ -1,0 +1,410 @@
+"""What the driver makes of what an engine says, and of an engine that says nothing."""
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from driving import Drive, Stopped
+from fake_engine import FakeJob, FakeRunner
+from step_functions import write
+
+from marin_dagster import StepSpec
+from marin_dagster.cache import Folder, StepCache
+from marin_dagster.errors import (
+    EngineAwayError,
+    EngineError,
+    JobFailedError,
+    JobLostError,
+    LeaseLostError,
+    RoutingError,
+)
+from marin_dagster.runners import JobState, Request, StepCall, driver, read_job_note
+from support import is_locked, status_of
+
+
+@pytest.fixture
+def runner() -> FakeRunner:
+    return FakeRunner()
+
+
+@pytest.fixture
+def step() -> StepSpec:
+    return StepSpec("step", fn=write)
+
+
+def started(step: StepSpec, runner: FakeRunner) -> tuple[Drive, FakeJob]:
+    runner.submitted.clear()
+    drive = Drive(step, runner).start()
+    drive.until(lambda: isinstance(drive.job, FakeJob))
+    assert isinstance(drive.job, FakeJob)
+    return drive, drive.job
+
+
+def note_of(step: StepSpec) -> driver.JobNote | None:
+    return read_job_note(Folder.at(step.output_path))
+
+
+def test_a_job_that_is_preempted_and_goes_on_is_one_success(
+    runner: FakeRunner, step: StepSpec
+) -> None:
+    drive, job = started(step, runner)
+    for state in (JobState.RUNNING, JobState.PENDING, JobState.RUNNING):
+        job.say(state)
+
+    job.succeed()
+    drive.end()
+
+    assert status_of(step) == "SUCCESS"
+    assert len(runner.jobs) == 1
+
+
+@pytest.mark.parametrize(
+    ("state", "error"),
+    [
+        (JobState.LOST, JobLostError),
+        (JobState.FAILED, JobFailedError),
+        (JobState.CANCELLED, JobFailedError),
+    ],
+)
+def test_how_a_job_ended_is_said(
+    runner: FakeRunner, step: StepSpec, state: JobState, error: type[Exception]
+) -> None:
+    drive, job = started(step, runner)
+
+    job.say(state, "the node caught fire")
+
+    with pytest.raises(error, match=r"step_\w+, job step-\w+-\w+: .*the node caught fire"):
+        drive.end()
+    assert status_of(step) == "FAILED"
+    assert not is_locked(step)
+    assert note_of(step) is None
+
+
+def test_a_success_without_a_record_is_none(runner: FakeRunner, step: StepSpec) -> None:
+    drive, job = started(step, runner)
+
+    job.say(JobState.SUCCEEDED)
+
+    with pytest.raises(JobFailedError, match=r"no record of it is in .*workers see this store"):
+        drive.end()
+    assert status_of(step) == "FAILED"
+
+
+def test_an_old_record_does_not_make_a_success(runner: FakeRunner, step: StepSpec) -> None:
+    drive, job = started(step, runner)
+    job.succeed()
+    drive.end()
+    Path(step.output_path, ".executor_status").write_text("FAILED")
+
+    drive, job = started(step, runner)
+    job.say(JobState.SUCCEEDED)
+
+    with pytest.raises(JobFailedError, match="no record"):
+        drive.end()
+
+
+def test_a_log_that_hangs_or_breaks_changes_nothing(
+    runner: FakeRunner, step: StepSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(driver, "_LOG_DRAIN_S", 0.1)
+    blocked, go_on = threading.Event(), threading.Event()
+
+    def log() -> Iterator[tuple[str, str]]:
+        yield "stdout", "first\n"
+        blocked.set()
+        go_on.wait()
+        raise ConnectionError("the stream is gone")
+
+    runner.prepare = lambda job: setattr(job, "log", log)
+    drive, job = started(step, runner)
+    assert blocked.wait(30)
+
+    job.succeed()
+    drive.end()
+
+    assert status_of(step) == "SUCCESS"
+    assert drive.text("stdout") == "first\n"
+    go_on.set()
+    drive.until(lambda: "broke off: the stream is gone" in drive.text("stderr"))
+
+
+def test_a_log_is_read_to_its_end_after_the_job_has_ended(
+    runner: FakeRunner, step: StepSpec
+) -> None:
+    ended = threading.Event()
+
+    def log() -> Iterator[tuple[str, str]]:
+        ended.wait()
+        yield "stdout", "last words\n"
+
+    runner.prepare = lambda job: setattr(job, "log", log)
+    drive, job = started(step, runner)
+    job.succeed()
+    ended.set()
+
+    assert drive.end().text("stdout") == "last words\n"
+
+
+def test_an_engine_that_is_away_for_a_while_is_waited_for_and_said(
+    runner: FakeRunner, step: StepSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(driver, "_SAY_TROUBLE_S", 0.0)
+    monkeypatch.setattr(driver, "_LOOK_S", 0.01)
+    drive, job = started(step, runner)
+
+    job.report_trouble("connection refused")
+    drive.until(lambda: any("connection refused" in line for line in drive.said))
+    job.succeed()
+    drive.end()
+
+    assert sum("connection refused" in line for line in drive.said) == 1
+    assert status_of(step) == "SUCCESS"
+
+
+def test_an_engine_that_stays_away_ends_the_attempt_and_the_next_attaches(
+    runner: FakeRunner, step: StepSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(driver, "UNREACHABLE_S", 0.0)
+    monkeypatch.setattr(driver, "_LOOK_S", 0.01)
+    drive, job = started(step, runner)
+
+    job.report_trouble("no route to host")
+
+    with pytest.raises(EngineError, match="no route to host"):
+        drive.end()
+    assert status_of(step) == "FAILED"
+    assert note_of(step) is not None
+    assert job.cancels == 0
+    job.say(JobState.RUNNING)  # the engine answers again
+    again, same = started(step, runner)
+    assert same is job
+    job.succeed()
+    again.end()
+    assert status_of(step) == "SUCCESS"
+    assert note_of(step) is None
+
+
+def test_a_job_that_cannot_be_submitted_leaves_no_note(runner: FakeRunner, step: StepSpec) -> None:
+    runner.away = "the queue is closed"
+
+    with pytest.raises(EngineError, match="the queue is closed"):
+        Drive(step, runner).start().end()
+
+    assert status_of(step) == "FAILED"
+    assert note_of(step) is None
+
+
+def test_a_job_that_may_have_been_submitted_is_looked_for(
+    runner: FakeRunner, step: StepSpec
+) -> None:
+    class Forgetful(FakeRunner):
+        def submit(self, name: str, call: StepCall, request: Request) -> FakeJob:
+            super().submit(name, call, request)
+            raise EngineAwayError("no answer")
+
+    forgetful = Forgetful()
+    with pytest.raises(EngineAwayError):
+        Drive(step, forgetful).start().end()
+    [job] = forgetful.jobs.values()
+
+    drive, same = started(step, forgetful)
+
+    assert same is job
+    job.succeed()
+    drive.end()
+    assert status_of(step) == "SUCCESS"
+
+
+def test_the_note_is_there_before_the_job(runner: FakeRunner, step: StepSpec) -> None:
+    seen = []
+    runner.prepare = lambda job: seen.append((note_of(step), job.name))
+    drive, job = started(step, runner)
+    job.succeed()
+    drive.end()
+
+    [(note, name)] = seen
+    assert note is not None
+    assert (note.runner, note.job) == ("engine", name)
+
+
+def test_a_stopped_step_cancels_its_job(runner: FakeRunner, step: StepSpec) -> None:
+    drive, job = started(step, runner)
+
+    drive.stop()
+    with pytest.raises(Stopped):
+        drive.end()
+
+    assert job.cancels == 1
+    assert status_of(step) == "FAILED"
+    assert note_of(step) is None
+
+
+def test_a_job_that_does_not_end_when_cancelled_blocks_the_next_attempt(
+    runner: FakeRunner, step: StepSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(driver, "_CANCEL_S", 0.05)
+    monkeypatch.setattr(driver, "_LOOK_S", 0.01)
+    runner.prepare = lambda job: setattr(job, "obeys", False)
+    drive, job = started(step, runner)
+    drive.stop()
+    with pytest.raises(Stopped):
+        drive.end()
+
+    with pytest.raises(EngineError, match=r"was cancelled and has not ended yet"):
+        Drive(step, runner).start().end()
+    assert len(runner.jobs) == 1
+    assert job.cancels == 2
+
+    job.say(JobState.CANCELLED)
+    again, other = started(step, runner)
+    assert other is not job
+    other.succeed()
+    again.end()
+
+
+def test_losing_the_lease_cancels_the_job(runner: FakeRunner, step: StepSpec) -> None:
+    drive, job = started(step, runner)
+
+    lock = Path(step.output_path, ".executor_status.lock")
+    lock.write_text('{"worker_id": "foreign", "timestamp": 99999999999}')
+
+    with pytest.raises(LeaseLostError, match="foreign"):
+        drive.end()
+    assert job.cancels == 1
+    assert status_of(step) == "RUNNING"
+    assert is_locked(step)
+
+
+def test_losing_the_lease_to_who_attached_to_the_job_leaves_it_alone(
+    runner: FakeRunner, step: StepSpec
+) -> None:
+    drive, job = started(step, runner)
+
+    note = Path(step.output_path, ".step_job.json")
+    note.write_text(f'{{"runner": "engine", "job": "{job.name}", "owner": "foreign"}}')
+    lock = Path(step.output_path, ".executor_status.lock")
+    lock.write_text('{"worker_id": "foreign", "timestamp": 99999999999}')
+
+    with pytest.raises(LeaseLostError, match="foreign"):
+        drive.end()
+    assert job.cancels == 0
+    assert note.exists()
+
+
+def left_over(step: StepSpec, runner: FakeRunner) -> FakeJob:
+    """A job whose driver has died: status RUNNING, a note, and no lease."""
+    drive, job = started(step, runner)
+    note = Path(step.output_path, ".step_job.json").read_text()
+    drive.stop()
+    with pytest.raises(Stopped):
+        drive.end()
+    Path(step.output_path, ".step_job.json").write_text(note)
+    Path(step.output_path, ".executor_status").write_text("RUNNING")
+    job._status = type(job.status)(JobState.RUNNING)
+    return job
+
+
+def test_a_job_whose_driver_died_is_attached_to(runner: FakeRunner, step: StepSpec) -> None:
+    job = left_over(step, runner)
+
+    drive, same = started(step, runner)
+
+    assert same is job
+    assert any("attached to job" in line for line in drive.said)
+    owner = note_of(step)
+    assert owner is not None
+    assert drive.attempt is not None
+    assert owner.owner == drive.attempt.worker_id
+    job.succeed()
+    drive.end()
+    assert status_of(step) == "SUCCESS"
+
+
+def test_a_job_that_finished_after_its_driver_died_is_served(
+    runner: FakeRunner, step: StepSpec
+) -> None:
+    job = left_over(step, runner)
+    job.succeed()
+    runner.jobs.clear()  # and the engine has forgotten it
+
+    Drive(step, runner).start().end()
+
+    assert status_of(step) == "SUCCESS"
+    assert runner.jobs == {}
+
+
+@pytest.mark.parametrize("state", [JobState.FAILED, JobState.LOST, JobState.CANCELLED])
+def test_a_job_that_failed_after_its_driver_died_is_started_anew(
+    runner: FakeRunner, step: StepSpec, state: JobState
+) -> None:
+    job = left_over(step, runner)
+    job.say(state)
+
+    drive, other = started(step, runner)
+
+    assert other is not job
+    other.succeed()
+    drive.end()
+
+
+def test_a_job_that_the_engine_does_not_know_is_started_anew(
+    runner: FakeRunner, step: StepSpec
+) -> None:
+    job = left_over(step, runner)
+    runner.jobs.clear()
+
+    drive, other = started(step, runner)
+
+    assert other is not job
+    other.succeed()
+    drive.end()
+
+
+def test_a_job_of_a_runner_that_is_not_configured_any_more_stops_the_step(
+    runner: FakeRunner, step: StepSpec
+) -> None:
+    left_over(step, runner)
+    note = Path(step.output_path, ".step_job.json")
+    note.write_text(note.read_text().replace('"engine"', '"gone"'))
+
+    with pytest.raises(RoutingError, match=r"the runner 'gone' was left over .* delete .step_job"):
+        Drive(step, runner).start().end()
+
+    assert note.exists()
+
+
+def test_while_the_engine_is_away_nothing_is_started_beside_a_left_over_job(
+    runner: FakeRunner, step: StepSpec
+) -> None:
+    left_over(step, runner)
+    runner.away = "connection refused"
+
+    with pytest.raises(EngineError, match="connection refused"):
+        Drive(step, runner).start().end()
+
+    assert note_of(step) is not None
+
+
+def test_a_note_that_cannot_be_read_is_none(step: StepSpec, runner: FakeRunner) -> None:
+    left_over(step, runner)
+    for text in ("", "{", "[]", '{"runner": "engine"}', '{"other": 1}'):
+        Path(step.output_path, ".step_job.json").write_text(text)
+        assert note_of(step) is None
+    drive, job = started(step, runner)
+    job.succeed()
+    drive.end()
+
+
+def test_a_peer_waits_for_the_drivers_lease_while_the_job_runs(
+    runner: FakeRunner, step: StepSpec
+) -> None:
+    drive, job = started(step, runner)
+    peer = Drive(step, runner).start()
+    drive.until(lambda: StepCache().look_up(step).owner)
+
+    job.succeed()
+    drive.end()
+    peer.end()
+
+    assert len(runner.jobs) == 1

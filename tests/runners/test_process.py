@@ -1,0 +1,277 @@
+"""What is special about processes of this machine."""
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import step_functions
+from conformance import is_waiting, pids_of
+from driving import Drive, Stopped
+from step_functions import is_dead, wait_for, wait_until
+
+from marin_dagster import ResourceConfig, StepSpec, remote
+from marin_dagster.cache import Folder, read_record
+from marin_dagster.errors import JobFailedError, JobLostError
+from marin_dagster.runners import ProcessSettings, Request
+from marin_dagster.runners.process import ProcessRunner
+
+SMALL = ResourceConfig(ram="256m")
+
+
+@pytest.fixture
+def runner() -> Iterator[ProcessRunner]:
+    with_two_gpus = ProcessRunner(settings=ProcessSettings(gpus=2, env={"FROM": "settings"}))
+    yield with_two_gpus
+    with_two_gpus.close()
+
+
+def result_of(step: StepSpec) -> dict[str, Any]:
+    record = read_record(Folder.at(step.output_path))
+    assert record is not None
+    return record.result or {}
+
+
+def run(runner: ProcessRunner, fn: Callable[[str], Any], **fields: Any) -> dict[str, Any]:
+    step = StepSpec("step", fn=fn, **({"resources": SMALL} | fields))
+    Drive(step, runner).start().end()
+    return result_of(step)
+
+
+def test_environment_of_the_run_worker_the_runner_and_the_step(
+    runner: ProcessRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OF_THE_RUN_WORKER", "yes")
+
+    @remote(env_vars={"FROM": "step", "MORE": "1"})
+    def build(output_path: str) -> dict[str, Any]:
+        names = ("OF_THE_RUN_WORKER", "FROM", "MORE", "MARIN_PREFIX")
+        return {name: os.environ[name] for name in names}
+
+    found = run(runner, build, resources=None)
+
+    assert found == {
+        "OF_THE_RUN_WORKER": "yes",
+        "FROM": "step",
+        "MORE": "1",
+        "MARIN_PREFIX": os.environ["MARIN_PREFIX"],
+    }
+
+
+def test_a_run_worker_that_is_a_rank_of_something_makes_no_ranks_of_its_steps(
+    runner: ProcessRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLURM_PROCID", "3")
+
+    assert "pid" in run(runner, step_functions.write)
+
+
+def test_a_relative_prefix_is_absolute_for_the_process(
+    runner: ProcessRunner, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MARIN_PREFIX", "relative")
+
+    def build(output_path: str) -> dict[str, Any]:
+        return {"prefix": os.environ["MARIN_PREFIX"], "folder": os.getcwd()}
+
+    assert run(runner, build) == {"prefix": str(tmp_path / "relative"), "folder": str(tmp_path)}
+
+
+def test_memory_is_limited_to_what_the_step_asks_for(runner: ProcessRunner) -> None:
+    import resource
+
+    def build(output_path: str) -> dict[str, Any]:
+        return {"limit": resource.getrlimit(resource.RLIMIT_DATA)[0]}
+
+    assert run(runner, build) == {"limit": 256 << 20}
+
+
+def test_memory_is_not_limited_when_the_settings_say_so() -> None:
+    import resource
+
+    runner = ProcessRunner(settings=ProcessSettings(limit_memory=False))
+
+    def build(output_path: str) -> dict[str, Any]:
+        return {"limit": resource.getrlimit(resource.RLIMIT_DATA)[0]}
+
+    try:
+        assert run(runner, build) == {"limit": resource.getrlimit(resource.RLIMIT_DATA)[0]}
+    finally:
+        runner.close()
+
+
+def test_steps_get_gpus_of_their_own_while_there_are_enough(runner: ProcessRunner) -> None:
+    def build(output_path: str) -> dict[str, Any]:
+        Path(output_path, "gpu").write_text(os.environ["CUDA_VISIBLE_DEVICES"])
+        wait_for(Path(output_path, "go"))
+        return {"gpus": os.environ["CUDA_VISIBLE_DEVICES"]}
+
+    one_gpu = ResourceConfig.with_gpu("auto")
+    steps = [StepSpec(name, fn=build, resources=one_gpu) for name in ("first", "second")]
+    drives = [Drive(step, runner).start() for step in steps]
+    for drive, step in zip(drives, steps, strict=True):
+        drive.until(lambda step=step: Path(step.output_path, "gpu").exists())
+        drive.until(lambda step=step: Path(step.output_path, "gpu").read_text())
+    for drive, step in zip(drives, steps, strict=True):
+        Path(step.output_path, "go").write_text("go")
+        drive.end()
+
+    assert sorted(result_of(step)["gpus"] for step in steps) == ["0", "1"]
+    both = run(runner, lambda _: {"gpus": os.environ["CUDA_VISIBLE_DEVICES"]},
+               resources=ResourceConfig.with_gpu("auto", count=2))  # fmt: skip
+    assert both == {"gpus": "0,1"}
+
+
+@pytest.mark.parametrize(
+    ("resources", "named"),
+    [
+        (ResourceConfig.with_tpu("v4-8"), "v4-8"),
+        (ResourceConfig.with_gpu("H100", count=3), "2 GPUs"),
+        (ResourceConfig(replicas=2), "replicas=2"),
+        (ResourceConfig(image="ubuntu"), "image='ubuntu'"),
+        (ResourceConfig(container_profile="big"), "container_profile='big'"),
+        (ResourceConfig(zone="us-central1-a"), "zone='us-central1-a'"),
+        (ResourceConfig(target_cluster="other"), "target_cluster='other'"),
+        (ResourceConfig(regions=["us-central1"]), "regions=['us-central1']"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_it_cannot_honour_is_refused(
+    runner: ProcessRunner, resources: ResourceConfig, named: str
+) -> None:
+    step = StepSpec("step", fn=step_functions.write, resources=resources)
+
+    assert named in (runner.refuses(step, Request.of(step)) or "")
+
+
+@pytest.mark.parametrize("packages", ["pip_packages", "pip_dependency_groups"])
+def test_packages_are_refused(runner: ProcessRunner, packages: str) -> None:
+    step = StepSpec("step", fn=remote(**{packages: ["jax"]})(step_functions.write))  # type: ignore[call-overload]
+
+    assert packages in (runner.refuses(step, Request.of(step)) or "")
+
+
+@pytest.mark.parametrize(
+    "resources",
+    [None, ResourceConfig(), ResourceConfig(regions=["*"]), ResourceConfig.with_gpu("H100")],
+)
+def test_what_it_can_honour_is_taken(
+    runner: ProcessRunner, resources: ResourceConfig | None
+) -> None:
+    step = StepSpec("step", fn=step_functions.write, resources=resources)
+
+    assert runner.refuses(step, Request.of(step)) is None
+
+
+def test_a_process_that_a_step_leaves_behind_is_killed(runner: ProcessRunner) -> None:
+    import subprocess
+
+    def build(output_path: str) -> dict[str, Any]:
+        return {"pid": subprocess.Popen(["sleep", "600"]).pid}
+
+    assert is_dead(run(runner, build)["pid"])
+
+
+def test_a_process_that_holds_the_log_open_holds_nobody_up(runner: ProcessRunner) -> None:
+    import subprocess
+
+    def build(output_path: str) -> dict[str, Any]:
+        # In a session of its own, so it is not killed with the step.
+        return {"pid": subprocess.Popen(["sleep", "600"], start_new_session=True).pid}
+
+    pid = run(runner, build)["pid"]
+
+    assert not is_dead(pid)
+    os.kill(pid, signal.SIGKILL)
+
+
+def test_a_step_that_ignores_sigterm_is_killed(runner: ProcessRunner) -> None:
+    def build(output_path: str) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        step_functions.wait_to_go(output_path)
+
+    step = StepSpec("stubborn", fn=build, resources=SMALL)
+    drive = Drive(step, runner).start()
+    drive.until(lambda: is_waiting(step))
+
+    drive.stop()
+    with pytest.raises(Stopped):
+        drive.end()
+
+    assert all(is_dead(pid) for pid in pids_of(step))
+
+
+def test_a_signal_from_outside_is_named(runner: ProcessRunner) -> None:
+    step = StepSpec("killed", fn=step_functions.wait_to_go, resources=SMALL)
+    drive = Drive(step, runner).start()
+    drive.until(lambda: is_waiting(step))
+
+    os.kill(pids_of(step)[0], signal.SIGKILL)
+
+    with pytest.raises(JobFailedError, match=r"signal 9 \(SIGKILL\)"):
+        drive.end()
+
+
+def test_when_the_small_process_dies_its_steps_are_lost_and_the_next_one_starts_anew(
+    runner: ProcessRunner,
+) -> None:
+    step = StepSpec("lost", fn=step_functions.wait_to_go, resources=SMALL)
+    drive = Drive(step, runner).start()
+    drive.until(lambda: is_waiting(step))
+
+    assert runner._zygote is not None
+    runner._zygote.send_signal(signal.SIGKILL)
+
+    with pytest.raises(JobLostError, match="has died"):
+        drive.end()
+    wait_until(lambda: is_dead(pids_of(step)[0]))
+    assert "pid" in run(runner, step_functions.write)
+
+
+def test_close_ends_what_runs_and_a_closed_runner_starts_anew(runner: ProcessRunner) -> None:
+    step = StepSpec("closed", fn=step_functions.wait_to_go, resources=SMALL)
+    drive = Drive(step, runner).start()
+    drive.until(lambda: is_waiting(step))
+
+    runner.close()
+
+    with pytest.raises(JobLostError, match="has died"):
+        drive.end()
+    wait_until(lambda: all(is_dead(pid) for pid in pids_of(step)))
+    assert "pid" in run(runner, step_functions.write)
+
+
+def test_no_descriptor_and_no_thread_is_left(runner: ProcessRunner) -> None:
+    run(runner, step_functions.write)
+    runner.close()
+    descriptors = os.listdir("/proc/self/fd")
+    threads = threading.active_count()
+
+    for number in range(3):
+        run(runner, step_functions.write, hash_attrs={"number": number})
+    runner.close()
+
+    assert len(os.listdir("/proc/self/fd")) == len(descriptors)
+    assert threading.active_count() <= threads
+
+
+def test_an_exit_of_the_function_is_a_failure(runner: ProcessRunner) -> None:
+    def build(output_path: str) -> None:
+        raise SystemExit(0)
+
+    with pytest.raises(Exception, match="SystemExit"):
+        run(runner, build)
+
+
+def test_an_exit_behind_pythons_back_is_a_failure(runner: ProcessRunner) -> None:
+    with pytest.raises(JobFailedError, match="exit code 3"):
+        run(runner, lambda _: os._exit(3))
+
+
+def test_an_exit_behind_pythons_back_with_code_0_is_no_success(runner: ProcessRunner) -> None:
+    with pytest.raises(JobFailedError, match="no record"):
+        run(runner, lambda _: os._exit(0))

@@ -1,0 +1,25 @@
+"""The process runner does what every engine must."""
+
+from collections.abc import Iterator
+
+import pytest
+from conformance import Conformance, MemoryConformance
+from driving import Engine
+
+from marin_dagster.runners import Runner
+
+
+@pytest.fixture
+def engine() -> Engine:
+    return Engine("process", outlives_driver=False)
+
+
+@pytest.fixture
+def runner(engine: Engine) -> Iterator[Runner]:
+    runner = engine.runner()
+    yield runner
+    runner.close()
+
+
+class TestProcess(Conformance, MemoryConformance):
+    """Processes of this machine."""
