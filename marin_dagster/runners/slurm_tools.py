@@ -1,0 +1,108 @@
+"""What Slurm's tools say about jobs, and asking them."""
+
+import re
+import signal
+import subprocess
+
+from marin_dagster.errors import EngineError
+from marin_dagster.runners.base import JobState, JobStatus, describe_exit
+
+_ASK_S = 15.0
+"""Deadline of a question to Slurm. Its tools give up by themselves after about 9 seconds and then
+say why, so this is longer."""
+JOB_STATES = {
+    **dict.fromkeys(("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD"), JobState.PENDING),
+    **dict.fromkeys(("REQUEUE_FED", "RESV_DEL_HOLD", "SPECIAL_EXIT"), JobState.PENDING),
+    "COMPLETED": JobState.SUCCEEDED,
+    **dict.fromkeys(("FAILED", "TIMEOUT", "DEADLINE", "OUT_OF_MEMORY"), JobState.FAILED),
+    "CANCELLED": JobState.CANCELLED,
+    **dict.fromkeys(("PREEMPTED", "NODE_FAIL", "BOOT_FAIL", "REVOKED"), JobState.LOST),
+}
+"""Slurm's states; in any other, such as COMPLETING, something of the job still runs."""
+_REASONS = {
+    "OUT_OF_MEMORY": "out of memory",
+    "DEADLINE": "deadline reached",
+    "PREEMPTED": "preempted",
+    "NODE_FAIL": "node failed",
+    "BOOT_FAIL": "node failed to start",
+    "REVOKED": "moved to another cluster",
+}
+_NO_LOG_FILE = 53
+"""Slurm's signal number for a job whose log could not be opened."""
+_MEMORY_KILL = re.compile(r"slurmstepd.*(exceeded .*memory limit|oom.kill)", re.IGNORECASE)
+_FORGOTTEN = "Invalid job id"
+
+
+def job_status(line: str, stderr: str = "") -> JobStatus:
+    """What a line of ``scontrol -o show job`` says.
+
+    Args:
+        line: the line.
+        stderr: the end of the job's stderr; without cgroups, only that tells a job that Slurm has
+            killed for its memory from any other that was killed.
+    """
+    name = job_field(line, "JobState")
+    state = JOB_STATES.get(name, JobState.RUNNING)
+    if state is JobState.LOST and job_field(line, "Requeue") == "1":
+        # Somebody has allowed it after all; Slurm is about to start it again.
+        return JobStatus(JobState.PENDING, _REASONS[name])
+    if name == "TIMEOUT":
+        return JobStatus(
+            state, f"time limit of {_minutes(job_field(line, 'TimeLimit'))} min reached"
+        )
+    if name == "FAILED":
+        code, _, number = job_field(line, "ExitCode").partition(":")
+        exit_code = -int(number) if int(number) else int(code)
+        if exit_code == -_NO_LOG_FILE:
+            reason = f"its node cannot write the log {job_field(line, 'StdOut')}"
+        elif exit_code in (-signal.SIGKILL, 128 + signal.SIGKILL) and _MEMORY_KILL.search(stderr):
+            reason = "out of memory"
+        else:
+            reason = describe_exit(exit_code) if exit_code else job_field(line, "Reason")
+        return JobStatus(state, reason)
+    return JobStatus(state, _REASONS.get(name, ""))
+
+
+def ask_slurm(*command: str) -> str:
+    """The output of one of Slurm's tools.
+
+    Raises:
+        EngineError: it is not there, fails, or does not answer in time.
+    """
+    tool = command[0]
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, errors="replace", timeout=_ASK_S, check=False
+        )
+    except FileNotFoundError as error:
+        raise EngineError(f"{tool} was not found. Install Slurm's client commands.") from error
+    except subprocess.TimeoutExpired as error:
+        raise EngineError(f"{tool} has not answered within {_ASK_S:.0f} s.") from error
+    if done.returncode != 0:
+        raise EngineError(f"{tool}: {done.stderr.strip() or f'exit code {done.returncode}'}")
+    return done.stdout
+
+
+def show_job(job_id: str) -> str | None:
+    """scontrol's line about a job; None when Slurm has forgotten it."""
+    try:
+        return ask_slurm("scontrol", "--oneliner", "show", "job", job_id).strip()
+    except EngineError as error:
+        if _FORGOTTEN in str(error):
+            return None
+        raise
+
+
+def job_field(line: str, name: str) -> str:
+    """One field of scontrol's line; empty when it is not there."""
+    match = re.search(rf"(?:^| ){name}=(.*?)(?= [A-Z][\w:/&]*=|$)", line)
+    return match[1] if match else ""
+
+
+def _minutes(limit: str) -> int | str:
+    """Slurm's ``[days-]hours:minutes:seconds`` in minutes."""
+    match = re.fullmatch(r"(?:(\d+)-)?(\d+):(\d+):(\d+)", limit)
+    if match is None:
+        return limit
+    days, hours, minutes, _ = (int(part or 0) for part in match.groups())
+    return (days * 24 + hours) * 60 + minutes
