@@ -34,7 +34,7 @@ unit: env debian ## Tests on the newest Dagster
 lowest: $(UV) ## Tests of the Dagster face on the lowest Dagster that is supported
 	UV=$(UV) scripts/test-lowest $(PYTEST_ARGS)
 
-interop: $(UV) ## Tests against real marin-core, in a Python 3.12 environment of their own
+interop: $(UV) debian ## Tests against real marin-core, in a Python 3.12 environment of their own
 	UV=$(UV) scripts/test-interop $(PYTEST_ARGS)
 
 env: $(UV) ## The development environment

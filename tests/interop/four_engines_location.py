@@ -1,0 +1,36 @@
+"""A code location whose steps run on four engines: each writes who it is and what it read."""
+
+import os
+import socket
+from pathlib import Path
+from typing import Any
+
+from marin_dagster import ResourceConfig, StepSpec, build_definitions
+
+SMALL = ResourceConfig(cpu=1, ram="1g")
+
+
+def tell(output_path: str, deps: tuple[StepSpec, ...] = ()) -> dict[str, Any]:
+    """Reads what the steps above have told, and adds a line."""
+    name = Path(output_path).name.partition("_")[0]
+    above = [Path(dep.output_path, "told.txt").read_text() for dep in deps]
+    Path(output_path, "told.txt").write_text("".join(above) + f"{name}\n")
+    print(f"{name} tells from {socket.gethostname()}")
+    return {
+        "pid": os.getpid(),
+        "slurm": "SLURM_JOB_ID" in os.environ,
+        "iris": "IRIS_TASK_ID" in os.environ,
+    }
+
+
+def step(name: str, *deps: StepSpec, **fields: Any) -> StepSpec:
+    # A closure over the steps above, which travels by value with them.
+    return StepSpec(name, deps=deps, fn=lambda path: tell(path, deps), **fields)
+
+
+here = step("here")
+process = step("process", here, resources=SMALL)
+slurm = step("slurm", process, resources=SMALL)
+iris = step("iris", slurm, here, resources=ResourceConfig(cpu=1, ram="1g", disk="1g"))
+
+defs = build_definitions([iris])
