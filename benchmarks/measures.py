@@ -14,22 +14,26 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+LONG_S = 30.0
 
-def build_steps(graph: str, step_class: Any) -> list[Any]:
+
+def build_steps(graph: str, step_class: Any, resources: Any = None) -> list[Any]:
     """The graph's steps, as our ``StepSpec`` or Marin's."""
 
     def step(name: str, deps: list[Any], fn: Callable[[str], Any] = trivial) -> Any:
-        return step_class(name=name, deps=deps, fn=fn)
+        return step_class(name=name, deps=deps, fn=fn, resources=resources)
 
     if graph == "chain-20":
         chain: list[Any] = []
         for index in range(20):
             chain.append(step(f"chain_{index}", chain[-1:]))
         return chain
-    if graph == "flat-100":
-        return [step(f"flat_{index}", []) for index in range(100)]
+    if graph.startswith("flat-"):
+        return [step(f"flat_{index}", []) for index in range(int(graph.removeprefix("flat-")))]
     if graph == "waiting-16":
         return [step(f"waiting_{index}", [], wait) for index in range(16)]
+    if graph == "long-8":
+        return [step(f"long_{index}", [], wait_long) for index in range(8)]
     rows, columns = (int(number) for number in graph.removeprefix("grid-").split("x"))
     layers: list[list[Any]] = [[]]
     for row in range(rows):
@@ -53,18 +57,24 @@ def wait(output_path: str) -> None:
     time.sleep(0.5)
 
 
+def wait_long(output_path: str) -> None:
+    """Waits long enough for the run's beginning and end not to count."""
+    time.sleep(LONG_S)
+
+
 def job_for(graph: str, peer: str) -> Any:
     """The graph's job under a peer's executor; also how child processes find it again."""
     import dagster as dg
 
-    from marin_dagster import StepSpec, build_definitions, marin_executor
+    from marin_dagster import ResourceConfig, StepSpec, build_definitions, marin_executor
 
     executor = {
         "marin": marin_executor,
+        "process": marin_executor,
         "in_process": dg.in_process_executor,
         "multiprocess": dg.multiprocess_executor,
     }[peer]
-    steps = build_steps(graph, StepSpec)
+    steps = build_steps(graph, StepSpec, ResourceConfig() if peer == "process" else None)
     return build_definitions(steps, executor=executor).resolve_job_def("materialize_steps")
 
 
@@ -132,6 +142,10 @@ def measure_decision(steps: int, latency_s: float) -> dict[str, float]:
     class SlowFileSystem(LocalFileSystem):
         protocol = "slow"
 
+        @classmethod
+        def _strip_protocol(cls, path: str) -> str:
+            return path.removeprefix("slow://")
+
         def cat_file(self, path: str, *args: Any, **kwargs: Any) -> bytes:
             time.sleep(latency_s)
             return bytes(super().cat_file(path, *args, **kwargs))
@@ -185,12 +199,22 @@ def measure_memory(steps: int) -> dict[str, float]:
     return {"wall": measured["wall"], "MiB": peak}
 
 
+def measure_idle() -> dict[str, float]:
+    """CPU seconds of a run worker for each second in which it waits for 8 processes.
+
+    What the run costs anyway is measured on the same graph with nothing to wait for.
+    """
+    short, long = measure_run("flat-8", "process"), measure_run("long-8", "process")
+    return {"share": (long["cpu"] - short["cpu"]) / LONG_S}
+
+
 MEASURES: dict[str, Callable[..., dict[str, float]]] = {
     "run": measure_run,
     "decision": measure_decision,
     "load": measure_load,
     "import": measure_import,
     "memory": measure_memory,
+    "idle": measure_idle,
 }
 
 

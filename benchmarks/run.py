@@ -19,12 +19,15 @@ from typing import Any
 MEASURES = Path(__file__).with_name("measures.py")
 
 PEERS = {
-    "chain-20": ("marin", "in_process", "multiprocess", "step_runner"),
+    "chain-20": ("marin", "process", "in_process", "multiprocess", "step_runner"),
     "flat-100": ("marin", "in_process"),
     "grid-10x10": ("marin", "in_process"),
     "waiting-16": ("marin", "in_process"),
 }
-"""Graphs and who runs them. Steps are trivial, except the last: each of 16 waits 0.5 s."""
+"""Graphs and who runs them. Steps are trivial, except the last: each of 16 waits 0.5 s.
+
+``process`` is our executor with steps that ask for resources, so each has a process of its own.
+"""
 
 
 def measure(name: str, *arguments: Any) -> dict[str, float]:
@@ -87,11 +90,17 @@ def memory() -> None:
     print(f"peak {measured['MiB']:.0f} MiB, {measured['wall']:.0f} s")
 
 
+def idle() -> None:
+    """CPU of a run that waits for 8 processes."""
+    print(f"{measure('idle')['share']:.2%}")
+
+
 SCENARIOS: dict[str, Callable[[], None]] = {
     "decision": decision,
     "load": load,
     "imports": imports,
     "memory": memory,
+    "idle": idle,
 }
 
 

@@ -47,6 +47,10 @@ T = TypeVar("T")
 LOOK_UP_WIDTH = 32
 """How many outputs are looked up at once."""
 
+_WORTH_A_THREAD_S = 0.002
+"""A look that takes longer waits for something. On local disk threads only get in each other's way:
+1,000 looks take 0.04 s in one and 0.2 s in 32."""
+
 _WAIT_LOG_INTERVAL_S = 60.0
 
 
@@ -258,9 +262,15 @@ def _check_dependencies(step: StepLike) -> None:
 
 
 def _many(look: Callable[[StepLike], T], steps: Mapping[str, StepLike]) -> dict[str, T]:
-    if not steps:
-        return {}
-    if len(steps) == 1:
-        return {path: look(step) for path, step in steps.items()}
-    with ThreadPoolExecutor(min(LOOK_UP_WIDTH, len(steps)), "marin-look-up") as pool:
-        return dict(zip(steps, pool.map(look, steps.values()), strict=True))
+    found: dict[str, T] = {}
+    waiting = iter(steps.items())
+    for path, step in waiting:
+        began = time.monotonic()
+        found[path] = look(step)
+        if time.monotonic() - began > _WORTH_A_THREAD_S:
+            break
+    rest = dict(waiting)
+    if rest:
+        with ThreadPoolExecutor(min(LOOK_UP_WIDTH, len(rest)), "marin-look-up") as pool:
+            found.update(zip(rest, pool.map(look, rest.values()), strict=True))
+    return found

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass, replace
 
-from marin_dagster.cache import Attempt, Folder, read_record
+from marin_dagster.cache import Attempt, Folder, Status, read_record
 from marin_dagster.errors import (
     EngineAwayError,
     EngineError,
@@ -24,6 +24,7 @@ from marin_dagster.errors import (
     RemoteFunctionError,
     RoutingError,
     RunnerError,
+    StoreError,
 )
 from marin_dagster.runners.base import Job, JobState, JobStatus, Request, Runner, job_name
 from marin_dagster.runners.payload import StepCall, forget_traces, read_fault
@@ -104,8 +105,9 @@ def take_over(
             f"Configure it, or make sure that the job has ended and delete {JOB_FILE}."
         )
     job = runners[left_over.runner].attach(left_over.job)
-    if job is None and read_record(attempt.folder) is not None:
-        # The driver died between the end of the job and its own.
+    interrupted = attempt.previous is Status.RUNNING
+    if job is None and interrupted and read_record(attempt.folder) is not None:
+        # The driver died between the end of the job and its own, and the engine has forgotten it.
         job = Job(left_over.job)
         job.report(JobStatus(JobState.SUCCEEDED))
     if job is not None and left_over.cancelled and not job.status.state.final:
@@ -115,7 +117,9 @@ def take_over(
                 f"{where}: job {job.label} of an earlier run was cancelled and has not ended yet. "
                 f"Try again when {left_over.runner} has ended it."
             )
-    if job is None or job.status.state.failed:
+    # An output that was finished since then is being rebuilt: what is over is not the rebuilding.
+    rebuilding = attempt.previous is Status.SUCCESS
+    if job is None or job.status.state.failed or (rebuilding and job.status.state.final):
         attempt.folder.delete(JOB_FILE)
         return None
     _write_note(attempt, JobNote(left_over.runner, job.name, attempt.worker_id))
@@ -167,10 +171,12 @@ def finish(job: Job, attempt: Attempt, controls: Controls) -> None:
         with controls.waking(job.wake), _log_of(job, controls.write):
             _wait(job, attempt, controls)
         _judge(job, attempt)
-        attempt.has_record = True
-    finally:
-        if job.status.state.final and attempt.lost is None:
-            attempt.folder.delete(JOB_FILE)
+    except BaseException:
+        if job.status.state.final:
+            _forget(attempt)
+        raise
+    attempt.folder.delete(JOB_FILE)
+    attempt.has_record = True
 
 
 def _with_prefix(request: Request) -> Request:
@@ -216,12 +222,29 @@ def _wait(job: Job, attempt: Attempt, controls: Controls) -> None:
 
 def _stop(job: Job, attempt: Attempt) -> None:
     """Cancel the job, unless another driver has attached to it since the lease was lost."""
-    note = read_job_note(attempt.folder)
-    if attempt.lost is not None and note is not None and note.owner != attempt.worker_id:
-        return
+    note = None
+    try:
+        note = read_job_note(attempt.folder)
+        if note is not None and note.owner != attempt.worker_id:
+            return
+    except StoreError:
+        logger.exception("could not read who owns job %s", job.label)
     _cancel(job)
-    if note is not None and attempt.lost is None and not job.status.state.final:
-        _write_note(attempt, replace(note, cancelled=True))
+    if note is not None and not job.status.state.final:
+        try:
+            _write_note(attempt, replace(note, cancelled=True))
+        except StoreError:
+            logger.exception("could not note that job %s was cancelled", job.label)
+
+
+def _forget(attempt: Attempt) -> None:
+    """Remove the note of a job that has ended, if it is still this attempt's."""
+    try:
+        note = read_job_note(attempt.folder)
+        if note is not None and note.owner == attempt.worker_id:
+            attempt.folder.delete(JOB_FILE)
+    except StoreError:
+        logger.exception("could not remove %s of %s", JOB_FILE, attempt.folder.url)
 
 
 def _cancel(job: Job) -> None:

@@ -131,6 +131,10 @@ class Zygote:
 
 def main(descriptor: int) -> None:
     """Serve the run worker on the other end of a socket."""
+    # What every step's process would import otherwise; none of it starts a thread.
+    import cloudpickle  # noqa: F401
+    import fsspec.implementations.local  # noqa: F401
+
     gc.collect()
     # What is here now is never garbage; leaving it alone keeps its pages shared with the children.
     gc.freeze()

@@ -8,9 +8,11 @@ from typing import Any, ClassVar
 import fsspec
 import pytest
 from cache_support import GUARD_S, LOCK, STATUS, begin, build, lease, make, put, tree
+from fsspec.implementations.local import LocalFileSystem
 from fsspec.spec import AbstractFileSystem
 
 from marin_dagster.cache import CacheState, StepCache
+from marin_dagster.cache import cache as cache_module
 from marin_dagster.errors import StoreError
 from marin_dagster.steps import StepSpec
 
@@ -118,6 +120,8 @@ class MeetingFileSystem(AbstractFileSystem):
     mutex: ClassVar[threading.Lock]
 
     def cat_file(self, path: str, start: Any = None, end: Any = None, **options: Any) -> bytes:
+        if "/first/" in path:
+            return b"SUCCESS"
         with self.mutex:
             self.inside["now"] += 1
             self.inside["most"] = max(self.inside["most"], self.inside["now"])
@@ -129,8 +133,9 @@ class MeetingFileSystem(AbstractFileSystem):
 
 
 @pytest.fixture
-def meeting() -> Counter[str]:
-    """Counts the readers of ``meeting://`` paths."""
+def meeting(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """Counts the readers of ``meeting://`` paths, of which the first is alone and takes long."""
+    monkeypatch.setattr(cache_module, "_WORTH_A_THREAD_S", -1.0)
     MeetingFileSystem.meeting = threading.Barrier(32)
     MeetingFileSystem.inside = Counter()
     MeetingFileSystem.mutex = threading.Lock()
@@ -139,14 +144,44 @@ def meeting() -> Counter[str]:
 
 
 def test_32_outputs_are_looked_up_at_once_and_never_more(meeting: Counter[str]) -> None:
-    steps = [StepSpec("a", override_output_path=f"meeting://store/{n}") for n in range(96)]
+    steps = [
+        StepSpec("a", override_output_path=f"meeting://store/{n}") for n in ("first", *range(96))
+    ]
     found = StepCache().look_up_many(steps)
-    assert len(found) == 96
+    assert list(found) == [step.output_path for step in steps]
     assert {result.state for result in found.values()} == {CacheState.HIT}
     assert meeting["most"] == 32
 
 
+def test_on_a_store_that_answers_at_once_one_thread_looks(
+    store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cache_module, "_WORTH_A_THREAD_S", float("inf"))
+    threads = set()
+
+    class Quick(LocalFileSystem):
+        protocol = "quick"
+        cachable = False
+
+        @classmethod
+        def _strip_protocol(cls, path: str) -> str:
+            return path.removeprefix("quick://")
+
+        def cat_file(self, path: str, *args: Any, **options: Any) -> bytes:
+            threads.add(threading.get_ident())
+            return b"SUCCESS"
+
+    fsspec.register_implementation("quick", Quick, clobber=True)
+    steps = [StepSpec("a", override_output_path=f"quick://store/{n}") for n in range(20)]
+
+    StepCache().look_up_many(steps)
+
+    assert threads == {threading.get_ident()}
+
+
 def test_the_dependencies_of_one_step_are_looked_up_at_once(meeting: Counter[str]) -> None:
-    deps = [StepSpec("a", override_output_path=f"meeting://store/{n}") for n in range(32)]
+    deps = [
+        StepSpec("a", override_output_path=f"meeting://store/{n}") for n in ("first", *range(32))
+    ]
     begin(make("reader", *deps)).commit()
     assert meeting["most"] == 32

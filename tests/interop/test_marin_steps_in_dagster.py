@@ -129,7 +129,7 @@ DEVICES: dict[str, Callable[[Any], Any]] = {
 
 @pytest.mark.parametrize("wrapped", [False, True], ids=["resources", "remote"])
 @pytest.mark.parametrize("device", DEVICES)
-def test_requests_of_fray_show_as_ours_do_and_the_function_runs_inline(
+def test_requests_of_fray_show_as_ours_do_and_the_function_can_run_inline(
     device: str, wrapped: bool, instance: dg.DagsterInstance
 ) -> None:
     seen: list[str] = []
@@ -160,8 +160,9 @@ def test_requests_of_fray_show_as_ours_do_and_the_function_runs_inline(
     assert asset.op.tags == expected.op.tags
     assert asset.op.tags["marin/device"] == device
 
+    config = {"default_with_resources": "inline"}
     with set_current_client(NoClient()):
-        run = run_job(build_definitions([marin]), instance)
+        run = run_job(build_definitions([marin]), instance, config=config)
     assert run.success
     assert seen == [marin.output_path]
     assert metadata_of(run.materialized()["train"])["steps"] == 7

@@ -18,6 +18,7 @@ from marin_dagster.errors import (
     JobLostError,
     LeaseLostError,
     RoutingError,
+    StoreError,
 )
 from marin_dagster.runners import JobState, Request, StepCall, driver, read_job_note
 from support import is_locked, status_of
@@ -274,6 +275,7 @@ def test_losing_the_lease_cancels_the_job(runner: FakeRunner, step: StepSpec) ->
     assert job.cancels == 1
     assert status_of(step) == "RUNNING"
     assert is_locked(step)
+    assert note_of(step) is None
 
 
 def test_losing_the_lease_to_who_attached_to_the_job_leaves_it_alone(
@@ -332,6 +334,68 @@ def test_a_job_that_finished_after_its_driver_died_is_served(
 
     assert status_of(step) == "SUCCESS"
     assert runner.jobs == {}
+
+
+def rebuilt(step: StepSpec) -> StepSpec:
+    """The same step as a dev version, which is built although it is finished."""
+    attrs = {"fingerprint": "0", "version": "dev"}
+    return StepSpec("step", fn=write, hash_attrs=attrs, override_output_path=step.output_path)
+
+
+def test_rebuilding_is_not_what_a_job_did_before_the_output_was_finished(
+    runner: FakeRunner, step: StepSpec
+) -> None:
+    step = rebuilt(step)
+    job = left_over(step, runner)
+    job.succeed()
+    Path(step.output_path, ".executor_status").write_text("SUCCESS")
+
+    drive, other = started(step, runner)
+
+    assert other is not job
+    other.succeed()
+    drive.end()
+
+
+def test_rebuilding_attaches_to_a_job_that_still_runs(runner: FakeRunner, step: StepSpec) -> None:
+    step = rebuilt(step)
+    job = left_over(step, runner)
+    Path(step.output_path, ".executor_status").write_text("SUCCESS")
+
+    drive, same = started(step, runner)
+
+    assert same is job
+    job.succeed()
+    drive.end()
+
+
+def test_after_a_failure_a_record_alone_proves_nothing(runner: FakeRunner, step: StepSpec) -> None:
+    job = left_over(step, runner)
+    job.succeed()
+    runner.jobs.clear()
+    Path(step.output_path, ".executor_status").write_text("FAILED")
+
+    drive, other = started(step, runner)
+
+    assert other is not job
+    other.succeed()
+    drive.end()
+
+
+def test_a_stopped_step_cancels_its_job_although_the_store_is_away(
+    runner: FakeRunner, step: StepSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(folder: Folder) -> None:
+        raise StoreError("the store is away")
+
+    drive, job = started(step, runner)
+    monkeypatch.setattr(driver, "read_job_note", refuse)
+
+    drive.stop()
+    with pytest.raises(Stopped):
+        drive.end()
+
+    assert job.cancels == 1
 
 
 @pytest.mark.parametrize("state", [JobState.FAILED, JobState.LOST, JobState.CANCELLED])
