@@ -13,6 +13,7 @@ from marin_dagster._compat import DISALLOWED_NAMES
 from marin_dagster.errors import CollisionError, GraphError, MarinDagsterWarning
 from marin_dagster.step_op import OUTPUT_NAME, StepOp
 from marin_dagster.steps import StepGraph, StepLike
+from marin_dagster.steps.protocol import is_external
 from marin_dagster.translator import DagsterMarinTranslator
 
 DEFAULT_IO_MANAGER_KEY = "marin_io_manager"
@@ -53,11 +54,11 @@ def build_marin_assets(
     assets: list[MarinAsset] = []
     for step in graph.steps.values():
         spec = _spec(step, translator, keys)
-        if step.fn is None:
+        if is_external(step):
             # So that ordinary assets load it as they load the others.
             assets.append(spec.with_io_manager_key(io_manager_key))
         else:
-            step_op = StepOp(step, graph, io_manager_key, _input_hashes(step, spec, keys))
+            step_op = StepOp(step, graph, io_manager_key, _input_steps(step, spec, keys))
             assets.append(_assets_definition(spec, step_op, translator))
     return assets
 
@@ -115,12 +116,12 @@ def _spec(
     return spec.replace_attributes(key=keys[step.output_path], deps=[*own, *others])
 
 
-def _input_hashes(
+def _input_steps(
     step: StepLike, spec: dg.AssetSpec, keys: Mapping[str, dg.AssetKey]
-) -> dict[str, str]:
+) -> dict[str, StepLike]:
     # Of external data Dagster knows only what somebody reported; that it compares by itself.
-    hashes = {keys[dep.output_path]: dep.hash_id for dep in step.deps if dep.fn is not None}
-    return {name: hashes[key] for name, key in _inputs(spec).items() if key in hashes}
+    built = {keys[dep.output_path]: dep for dep in step.deps if not is_external(dep)}
+    return {name: built[key] for name, key in _inputs(spec).items() if key in built}
 
 
 def _inputs(spec: dg.AssetSpec) -> dict[str, dg.AssetKey]:

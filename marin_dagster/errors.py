@@ -7,7 +7,10 @@
     │   ├── CycleError                     steps depend on each other in a ring
     │   ├── CollisionError                 two different steps claim one output path or asset key
     │   ├── StepNameError                  a name or path that cannot be a folder of a store
-    │   └── HashAttributeError (TypeError) an attribute that JSON cannot hold
+    │   ├── HashAttributeError (TypeError) an attribute that JSON or a fingerprint cannot hold
+    │   ├── VersionError                   no version of an artifact, or none that it may depend on
+    │   ├── InputsError (TypeError)        inputs that a step's function cannot take
+    │   └── FingerprintMismatchError       a recipe is not the one that its handle expects
     ├── ResourceError (ValueError)         a resource request that makes no sense
     ├── StoreError (OSError)               the store refused to read or write a file of the cache
     │   └── StoreAwayError                 it gave no useful answer for a long time
@@ -26,6 +29,9 @@
         ├── DependencyNotBuiltError        an input has no successful output and is not being built
         ├── OutputVanishedError            a cached output was removed after its inputs were pruned
         ├── OutputNotReadyError            something asks for an output that is not finished
+        ├── ArtifactTypeMismatchError      an output was recorded as another type of artifact
+        ├── UndeclaredDependencyError (ValueError)  a function asks for what its step does not list
+        ├── AdoptedDataMissingError        there is nothing where adopted or pinned data should be
         └── ResultError (TypeError)        the function returned what a record cannot hold
 
     MarinDagsterWarning (UserWarning)      the graph works, but probably not as meant
@@ -56,6 +62,18 @@ class StepNameError(GraphError):
 
 class HashAttributeError(GraphError, TypeError):
     """An attribute that enters a step's hash and that JSON cannot hold."""
+
+
+class VersionError(GraphError):
+    """No version of an artifact, or one that it may not depend on."""
+
+
+class InputsError(GraphError, TypeError):
+    """Inputs that a step's function cannot take."""
+
+
+class FingerprintMismatchError(GraphError):
+    """A recipe, or what was built by it, is not the one that the handle expects."""
 
 
 class ResourceError(MarinDagsterError, ValueError):
@@ -128,6 +146,18 @@ class OutputVanishedError(StepError):
 
 class OutputNotReadyError(StepError):
     """Something asks for an output that is missing or not finished."""
+
+
+class ArtifactTypeMismatchError(StepError):
+    """An output was recorded as another type of artifact than it is loaded as."""
+
+
+class UndeclaredDependencyError(StepError, ValueError):
+    """A step's configuration asks for an artifact that the step does not depend on."""
+
+
+class AdoptedDataMissingError(StepError):
+    """There is nothing, or nothing finished, where adopted or pinned data should be."""
 
 
 class ResultError(StepError, TypeError):

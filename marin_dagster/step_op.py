@@ -2,15 +2,16 @@
 
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 import dagster as dg
 
 from marin_dagster._compat import disable_dagster_warnings
-from marin_dagster.cache import Attempt, Hit, StepCache
+from marin_dagster.cache import Attempt, Folder, Hit, StepCache, find_drift
 from marin_dagster.control import StepControl, step_control
-from marin_dagster.errors import StepError
+from marin_dagster.errors import MarinDagsterError, StepError
 from marin_dagster.runners import (
     INLINE,
     Controls,
@@ -21,6 +22,7 @@ from marin_dagster.runners import (
     take_over,
 )
 from marin_dagster.steps import StepGraph, StepLike
+from marin_dagster.steps.protocol import adopted_source, code_version, data_version, is_mutable
 
 OUTPUT_NAME = "result"
 
@@ -35,8 +37,8 @@ class StepOp:
     step: StepLike
     graph: StepGraph
     io_manager_key: str
-    input_hashes: Mapping[str, str]
-    """Hash of the dependency behind each input of the op."""
+    input_steps: Mapping[str, StepLike]
+    """The step behind each input of the op that is one."""
 
     def __call__(
         self, context: dg.AssetExecutionContext, inputs: Mapping[str, Any]
@@ -50,6 +52,9 @@ class StepOp:
                 f"step {self.step.name_with_hash}: the resource {self.io_manager_key!r} is no "
                 "MarinIOManager. Give one, or another io_manager_key."
             )
+        for dep in self.step.deps:
+            if adopted_source(dep) is not None:
+                _register(dep, cache, control, context)
         outcome = cache.begin(
             self.step,
             force=control.force,
@@ -80,18 +85,51 @@ class StepOp:
         keys = context.assets_def.keys_by_input_name
         # Dagster cannot know the version of a dependency that this instance never materialized,
         # and would call the output stale as soon as it did.
-        versions = {
-            f"dagster/input_data_version/{keys[name].to_user_string()}": hash_id
-            for name, hash_id in self.input_hashes.items()
+        tags = {
+            f"dagster/input_data_version/{keys[name].to_user_string()}": version
+            for name, step in self.input_steps.items()
+            if (version := _built_version(step)) is not None
         }
+        version = data_version(self.step)
+        if isinstance(value, Hit) and value.drift is not None:
+            # What is there was built by another recipe, and Dagster is to show it as out of date.
+            version = value.drift.recorded
+            tags["dagster/code_version"] = code_version(self.step, version) or version
+            metadata = {"marin/drift": value.drift.message}
+        elif is_mutable(self.step) and isinstance(value, Attempt):
+            version = f"{version}-{value.id}"
         with disable_dagster_warnings():  # tags of an output are in beta
             return dg.Output(
                 value,
                 output_name=OUTPUT_NAME,
                 metadata=metadata,
-                data_version=dg.DataVersion(self.step.hash_id),
-                tags=versions,
+                data_version=dg.DataVersion(version),
+                tags=tags,
             )
+
+
+def _built_version(step: StepLike) -> str | None:
+    """The data version of a finished output; None where only Dagster can know it."""
+    if is_mutable(step):
+        return None
+    drift = None
+    with suppress(MarinDagsterError):  # what cannot be read tells nothing
+        drift = find_drift(step, Folder.at(step.output_path))
+    return drift.recorded if drift else data_version(step)
+
+
+def _register(
+    step: StepLike, cache: StepCache, control: StepControl, context: dg.AssetExecutionContext
+) -> None:
+    """Write the record of adopted data, which is no asset that a run could build."""
+    outcome = cache.begin(step, wait=control.wait, say=context.log.info)
+    if isinstance(outcome, Attempt):
+        control.attempts.append(outcome)
+        try:
+            _run_inline(outcome, control)
+            outcome.commit()
+        finally:
+            outcome.abandon()
 
 
 def _build(
@@ -109,19 +147,19 @@ def _build(
     )
     # What the job writes belongs to the step's log.
     with control.captured():
-        job = None
+        job, runner = None, place.runner
         if left_over is not None:
             job = take_over(control.runners, left_over, attempt, controls)
-        if job is None and place.runner != INLINE:
-            runner = control.runners[place.runner]
-            job = submit(runner, attempt, place.request, controls)
+            runner = left_over.runner if job is not None else runner
+        if job is None and runner != INLINE:
+            job = submit(control.runners[runner], attempt, place.request, controls)
         if job is not None:
             finish(job, attempt, controls)
     if job is None:
         _run_inline(attempt, control)
         return None
     page = {"marin/job_url": dg.MetadataValue.url(job.url)} if job.url else {}
-    return {"marin/runner": place.runner, "marin/job": job.label, **page}
+    return {"marin/runner": runner, "marin/job": job.label, **page}
 
 
 def _run_inline(attempt: Attempt, control: StepControl) -> None:

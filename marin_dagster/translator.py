@@ -13,6 +13,13 @@ from pydantic_core import to_json
 
 from marin_dagster._compat import disable_dagster_warnings
 from marin_dagster.steps import StepLike, step_function, step_resources
+from marin_dagster.steps.protocol import (
+    adopted_source,
+    artifact_version,
+    code_version,
+    data_version,
+    is_pinned,
+)
 from marin_dagster.steps.remote import is_remote
 from marin_dagster.steps.resources import resources_dict
 
@@ -47,7 +54,8 @@ class DagsterMarinTranslator:
         """The asset: key, dependencies, group, kinds, description, code version and metadata.
 
         The code version is the step's hash, which covers everything above it, so that Dagster calls
-        an asset stale exactly when the cache would rebuild it.
+        an asset stale exactly when the cache would rebuild it. That of a lazy artifact is its
+        version and fingerprint; a ``dev`` version, built every time, has none.
         """
         resources = step_resources(step)
         first, *rest = step.name.split("/")
@@ -57,7 +65,7 @@ class DagsterMarinTranslator:
             group_name=_ascii(first, _NOT_IN_GROUPS) if rest else None,
             kinds={"marin"} if resources is None else {"marin", resources.device.kind},
             description=_written(step)[1],
-            code_version=step.hash_id,
+            code_version=code_version(step),
             metadata=_metadata(step, resources),
         )
 
@@ -90,6 +98,14 @@ def _metadata(step: StepLike, resources: Any) -> dict[str, Any]:
             json.loads(to_json(dict(step.hash_attrs), inf_nan_mode="strings"))
         ),
     }
+    if (version := artifact_version(step)) is not None:
+        metadata["marin/version"] = version
+        metadata["marin/fingerprint"] = data_version(step)
+        metadata["marin/result_type"] = str(step.hash_attrs.get("result_type", ""))
+    if (source := adopted_source(step)) is not None:
+        metadata["marin/source"] = source
+    elif is_pinned(step):
+        metadata["marin/source"] = step.output_path
     if resources is not None:
         metadata["marin/resources"] = dg.MetadataValue.json(resources_dict(resources))
     code = getattr(_written(step)[0], "__code__", None)

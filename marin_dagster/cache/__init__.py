@@ -2,6 +2,7 @@
 
 from marin_dagster.cache.attempt import Attempt, Hit
 from marin_dagster.cache.cache import CacheState, LookUp, StepCache
+from marin_dagster.cache.drift import Drift, find_drift
 from marin_dagster.cache.lease import LeaseTiming
 from marin_dagster.cache.provenance import Provenance, launch_provenance
 from marin_dagster.cache.record import ArtifactRecord, read_record, write_record
@@ -12,6 +13,7 @@ __all__ = [
     "ArtifactRecord",
     "Attempt",
     "CacheState",
+    "Drift",
     "Folder",
     "Hit",
     "LeaseTiming",
@@ -19,6 +21,7 @@ __all__ = [
     "Provenance",
     "Status",
     "StepCache",
+    "find_drift",
     "launch_provenance",
     "read_record",
     "read_status",

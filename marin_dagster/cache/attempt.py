@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from marin_dagster.cache.drift import Drift
 from marin_dagster.cache.keeper import HeldLease
 from marin_dagster.cache.record import (
     RECORD_FILE,
@@ -33,6 +34,8 @@ class Hit:
 
     step: StepLike
     folder: Folder
+    drift: Drift | None = None
+    """It was built by another recipe."""
 
     @cached_property
     def record(self) -> ArtifactRecord | None:

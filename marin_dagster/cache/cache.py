@@ -22,6 +22,7 @@ from enum import Enum
 from typing import Any, TypeVar
 
 from marin_dagster.cache.attempt import Attempt, Hit
+from marin_dagster.cache.drift import Drift, find_drift
 from marin_dagster.cache.keeper import HeldLease, keeper
 from marin_dagster.cache.lease import LeaseTiming, LeaseWatch, Lock, new_worker_id
 from marin_dagster.cache.locks import lock_for
@@ -30,8 +31,11 @@ from marin_dagster.cache.status import STATUS_FILE, Status, read_status, write_s
 from marin_dagster.cache.store import Folder
 from marin_dagster.errors import (
     DependencyNotBuiltError,
+    FingerprintMismatchError,
+    MarinDagsterError,
     OutputVanishedError,
     PreviousAttemptFailedError,
+    RecordError,
     StepError,
     StepWithoutFunctionError,
     StoreAwayError,
@@ -66,7 +70,7 @@ class CacheState(Enum):
     RUNNING = "running"
     """A live worker is building it."""
     UNKNOWN = "unknown"
-    """The store refused to say."""
+    """The store refused to say, or the output is not what its handle expects."""
 
 
 @dataclass(frozen=True)
@@ -78,8 +82,10 @@ class LookUp:
     """There is an output that dependents can read; a HIT, unless it is a ``dev`` version."""
     owner: str | None = None
     """Who is building it, when RUNNING."""
-    error: StoreError | None = None
-    """What the store said, when UNKNOWN."""
+    drift: Drift | None = None
+    """When a HIT, that it was built by another recipe."""
+    error: MarinDagsterError | None = None
+    """Why the output cannot be used or built, when UNKNOWN."""
 
 
 @dataclass(frozen=True)
@@ -95,13 +101,16 @@ class StepCache:
         A ``dev`` version is never a hit.
 
         Raises:
+            FingerprintMismatchError: it was built by another recipe than its handle expects.
+            RecordError: the record of a lazy artifact cannot be read.
             StoreError: the store refused.
         """
         folder = Folder.at(step.output_path)
         match read_status(folder):
+            case Status.SUCCESS if is_mutable(step):
+                return LookUp(CacheState.MISS, finished=True)
             case Status.SUCCESS:
-                state = CacheState.MISS if is_mutable(step) else CacheState.HIT
-                return LookUp(state, finished=True)
+                return LookUp(CacheState.HIT, finished=True, drift=find_drift(step, folder))
             case Status.FAILED | Status.DEP_FAILED:
                 return LookUp(CacheState.FAILED)
             case Status.RUNNING:
@@ -127,7 +136,7 @@ class StepCache:
             except StoreAwayError as error:
                 away[bucket] = error
                 return LookUp(CacheState.UNKNOWN, error=error)
-            except StoreError as error:
+            except (StoreError, RecordError, FingerprintMismatchError) as error:
                 return LookUp(CacheState.UNKNOWN, error=error)
 
         return _many(look, {step.output_path: step for step in steps})
@@ -163,6 +172,7 @@ class StepCache:
             StepWithoutFunctionError: nothing is cached and the step has no function.
             DependencyNotBuiltError: an output that the step reads is not finished.
             OutputVanishedError: ``hit_expected``, and it is not.
+            FingerprintMismatchError: it was built by another recipe than its handle expects.
             StoreError: the store refused.
         """
         check_step_path(step)
@@ -175,7 +185,7 @@ class StepCache:
         while True:
             status = read_status(folder)
             if status is Status.SUCCESS and not rebuild:
-                return Hit(step, folder)
+                return _hit(step, folder, say)
             _check_may_build(step, status, retry_failed=retry_failed, hit_expected=hit_expected)
             if not checked:
                 _check_dependencies(step)
@@ -198,7 +208,7 @@ class StepCache:
                 status = read_status(folder)
                 if status is Status.SUCCESS and not rebuild:
                     attempt.give_back()
-                    return Hit(step, folder)
+                    return _hit(step, folder, say)
                 _check_may_build(step, status, retry_failed=retry_failed, hit_expected=hit_expected)
                 attempt.previous = status
                 write_info(folder, step)
@@ -223,6 +233,13 @@ class StepCache:
         lease = HeldLease(lock, worker_id, self.timing)
         keeper.hold(lease)
         return Attempt(step, folder, _lease=lease)
+
+
+def _hit(step: StepLike, folder: Folder, say: Callable[[str], Any]) -> Hit:
+    drift = find_drift(step, folder)
+    if drift is not None:
+        say(f"{step.name_with_hash} ({folder.url}): {drift.message}")
+    return Hit(step, folder, drift)
 
 
 def _check_may_build(

@@ -137,6 +137,15 @@ class Folder:
         with self._asking("create", ""):
             self.fs.makedirs(self.path, exist_ok=True)
 
+    def exists(self) -> bool:
+        """Whether there is anything at the path, a folder or a file.
+
+        Raises:
+            StoreError: the store refused.
+        """
+        with self._asking("find", ""):
+            return bool(self.fs.exists(self.path))
+
     def modified(self, name: str) -> datetime | None:
         """When the file was last written, by the store's clock; None when the store cannot say."""
         try:

@@ -27,6 +27,7 @@ from marin_dagster._compat import (
     StepFailureData,
     StepSuccessData,
 )
+from marin_dagster.cache import Drift
 from marin_dagster.control import StepControl
 from marin_dagster.errors import DependencyNotBuiltError
 from marin_dagster.executor.config import ExecutorSettings
@@ -251,7 +252,11 @@ def _report(
         if step.key in decisions.pruned:
             yield _skipped(context.for_step(step), f"Skipped: {decisions.pruned[step.key]}")
         elif step.key in decisions.served:
-            yield from _observe(context.for_step(step), decisions.planned[step.key])
+            yield from _observe(
+                context.for_step(step),
+                decisions.planned[step.key],
+                decisions.drifted.get(step.key),
+            )
         elif step.key in decisions.blocked:
             yield _blocked(context.for_step(step), decisions.blocked[step.key])
         elif step.key in decisions.unreachable:
@@ -261,15 +266,18 @@ def _report(
             )
 
 
-def _observe(context: Any, served: PlannedStep) -> Iterator[DagsterEvent]:
+def _observe(context: Any, served: PlannedStep, drift: Drift | None) -> Iterator[DagsterEvent]:
     # An observation, not a materialization: the asset's latest materialization stays the true
     # build, and automation conditions downstream do not fire.
     yield DagsterEvent.step_start_event(context)
+    if drift is not None:
+        context.log.warning(f"{served.step.name_with_hash}: {drift.message}")
     observation = dg.AssetObservation(
         asset_key=served.asset_key,
         metadata={
             "marin/output_path": dg.MetadataValue.path(served.step.output_path),
             "marin/cache": "hit",
+            **({"marin/drift": drift.message} if drift else {}),
         },
     )
     yield DagsterEvent.from_step(

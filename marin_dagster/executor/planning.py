@@ -9,13 +9,14 @@ from dataclasses import dataclass
 import dagster as dg
 
 from marin_dagster._compat import ExecutionPlan, PlanExecutionContext
-from marin_dagster.cache import CacheState, LookUp, StepCache
+from marin_dagster.cache import CacheState, Drift, LookUp, StepCache
 from marin_dagster.cache.status import STATUS_FILE
 from marin_dagster.errors import ResourceError, RoutingError, StepError
 from marin_dagster.executor.config import ExecutorSettings
 from marin_dagster.runners import INLINE, Place, Routing, StepOverride
 from marin_dagster.step_op import OUTPUT_NAME, StepOp
 from marin_dagster.steps import StepGraph, StepLike, plan_run
+from marin_dagster.steps.protocol import adopted_source, data_version, is_external
 
 RUNNER_TAG = "marin/runner"
 """Op tag that names the runner of a step."""
@@ -49,6 +50,8 @@ class Decisions:
     """Where the functions run of the steps that are not in the cache."""
     pruned: Mapping[str, str]
     """Left alone, and why."""
+    drifted: Mapping[str, Drift]
+    """In the cache, but built by another recipe."""
     served: frozenset[str]
     """In the cache, and known to this instance: observed without starting the op."""
     blocked: Mapping[str, str]
@@ -118,6 +121,7 @@ def decide(
     to_run: list[str] = []
     pruned: dict[str, str] = {}
     hits: dict[str, PlannedStep] = {}
+    drifted: dict[str, Drift] = {}
     blocked: dict[str, str] = {}
     expected: set[str] = set()
     # An ordinary step always runs, so the outputs that it reads are needed.
@@ -133,7 +137,9 @@ def decide(
         unknown = {path: look.error for path, look in found.items() if look.error is not None}
         # What the store does not tell must not set its inputs going; it fails by itself.
         built = {p for p, look in found.items() if look.state is CacheState.HIT} | unknown.keys()
-        finished = {p for p, look in found.items() if look.finished} | unknown.keys()
+        # Adopted data is registered by the first step that reads it.
+        finished = {p for p, look in found.items() if look.finished or _is_adopted(graph, p)}
+        finished |= unknown.keys()
         run = plan_run(
             graph,
             is_built=built.__contains__,
@@ -146,6 +152,8 @@ def decide(
             blocked[key_of[path]] = f"step {graph.steps[path].name_with_hash}: {unknown[path]}"
         for path in run.hits - unknown.keys():
             hits[key_of[path]] = planned[key_of[path]]
+            if (drift := found[path].drift) is not None:
+                drifted[key_of[path]] = drift
             if not run.pruned.isdisjoint(graph.dependencies(path)):
                 expected.add(key_of[path])
         to_run += [key for path, key in key_of.items() if path in run.run]
@@ -162,10 +170,15 @@ def decide(
         raise RoutingError("\n".join(faults))
     # A hit with nowhere to run must stay one.
     expected |= refused.keys()
-    served = _known_to_instance(context.instance, hits) - forced
+    versions = {
+        key: drifted[key].recorded if key in drifted else data_version(hit.step)
+        for key, hit in hits.items()
+    }
+    served = _known_to_instance(context.instance, hits, versions) - forced
     return Decisions(
         planned=planned,
         places=places,
+        drifted=drifted,
         pruned=pruned,
         served=frozenset(served),
         blocked=blocked,
@@ -173,6 +186,10 @@ def decide(
         forced=frozenset(forced),
         expected_hits=frozenset(expected),
     )
+
+
+def _is_adopted(graph: StepGraph, path: str) -> bool:
+    return adopted_source(graph.steps[path]) is not None
 
 
 def _by_graph(planned: Mapping[str, PlannedStep]) -> Iterable[tuple[StepGraph, dict[str, str]]]:
@@ -259,8 +276,8 @@ def _places(
 
 def _blocked_message(graph: StepGraph, path: str, missing: tuple[str, ...]) -> str:
     step = graph.steps[path]
-    external = [dep for dep in missing if graph.steps[dep].fn is None]
-    others = [dep for dep in missing if graph.steps[dep].fn is not None]
+    external = [dep for dep in missing if is_external(graph.steps[dep])]
+    others = [dep for dep in missing if dep not in external]
     reasons = []
     if others:
         needs = ", ".join(f"{graph.steps[dep].name!r} ({dep})" for dep in others)
@@ -271,24 +288,26 @@ def _blocked_message(graph: StepGraph, path: str, missing: tuple[str, ...]) -> s
     if external:
         needs = ", ".join(f"{graph.steps[dep].name!r} ({dep})" for dep in external)
         reasons.append(
-            f"needs {needs}, which has no successful output and no function. Put its data there "
-            f"and write SUCCESS into {STATUS_FILE} beside it."
+            f"needs {needs}, which has no successful output and is built by no run. Put its data "
+            f"there and write SUCCESS into {STATUS_FILE} beside it."
         )
     return f"step {step.name_with_hash} ({path}) {' It also '.join(reasons)}"
 
 
-def _known_to_instance(instance: dg.DagsterInstance, hits: Mapping[str, PlannedStep]) -> set[str]:
-    """Hits whose hash is the data version that the instance recorded last."""
-    by_key = {hit.asset_key: (key, hit.step.hash_id) for key, hit in hits.items()}
+def _known_to_instance(
+    instance: dg.DagsterInstance, hits: Mapping[str, PlannedStep], versions: Mapping[str, str]
+) -> set[str]:
+    """Hits whose version is the data version that the instance recorded last."""
+    by_key = {hit.asset_key: key for key, hit in hits.items()}
     asset_keys = list(by_key)
     known = set()
     for start in range(0, len(asset_keys), _RECORDS_AT_ONCE):
         for record in instance.get_asset_records(asset_keys[start : start + _RECORDS_AT_ONCE]):
             entry = record.asset_entry
             latest = entry.last_materialization and entry.last_materialization.asset_materialization
-            step_key, hash_id = by_key[entry.asset_key]
-            if latest and (latest.tags or {}).get("dagster/data_version") == hash_id:
-                known.add(step_key)
+            key = by_key[entry.asset_key]
+            if latest and (latest.tags or {}).get("dagster/data_version") == versions[key]:
+                known.add(key)
     return known
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from marin_dagster.errors import CollisionError, GraphError, MarinDagsterWarning
 from marin_dagster.steps.attributes import identity_json, strings_in
 from marin_dagster.steps.paths import check_step_path, join
-from marin_dagster.steps.protocol import StepLike
+from marin_dagster.steps.protocol import StepLike, is_external, lowered
 from marin_dagster.steps.remote import step_function, step_resources
 from marin_dagster.steps.spec import StepSpec
 from marin_dagster.steps.walk import deps_first
@@ -38,7 +38,8 @@ class StepGraph:
         checked here, so that a graph that loads does not fail for them in the middle of a run.
 
         Args:
-            terminals: the steps wanted; listing their dependencies, too, does no harm.
+            terminals: the steps wanted, or handles that are lowered to steps; listing their
+                dependencies, too, does no harm.
 
         Raises:
             CycleError: steps depend on each other in a ring.
@@ -50,7 +51,7 @@ class StepGraph:
         """
         if not isinstance(terminals, Iterable):
             raise GraphError(f"steps: {terminals!r} is not a list. Give a list of steps.")
-        wanted = list(terminals)
+        wanted = lowered(terminals)
         steps: dict[str, StepLike] = {}
         folders: dict[str, StepLike] = {}
         for step in deps_first(wanted):
@@ -162,7 +163,7 @@ def _readers(graph: StepGraph, path: str, chosen: frozenset[str]) -> set[str]:
         reader = waiting.pop()
         if reader not in found:
             found.add(reader)
-            if reader not in chosen and graph.steps[reader].fn is None:
+            if reader not in chosen and is_external(graph.steps[reader]):
                 waiting.extend(graph.dependents[reader])
     return found
 

@@ -1,7 +1,11 @@
 """``StepLike``: what this package needs of a step, whoever wrote its class."""
 
-from collections.abc import Callable, Mapping, Sequence
+import abc
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
+
+from marin_dagster.steps.versions import is_mutable_version
 
 
 class StepLike(Protocol):
@@ -40,13 +44,88 @@ class StepLike(Protocol):
     def dep_names(self) -> Sequence[str]: ...
 
 
-def is_mutable(step: StepLike) -> bool:
-    """Whether the step is a ``dev`` version of a lazy artifact, which rebuilds every time.
+class Handle(abc.ABC):
+    """Something that becomes a step by :meth:`lower`, such as a lazy artifact.
 
-    Mirrors Marin: only steps whose attributes carry a fingerprint have a version, and ``dev`` and
-    ``<label>-dev`` are the mutable ones.
+    Whatever else has a ``lower()``, as Marin's own handles do, is lowered, too.
+    """
+
+    @abc.abstractmethod
+    def lower(self, memo: dict[int, StepLike] | None = None) -> StepLike:
+        """The step, with everything above it.
+
+        Args:
+            memo: steps of handles by the handle's ``id``; a handle in it is not lowered again.
+        """
+
+
+def lowered(terminals: Iterable[Any]) -> list[Any]:
+    """The terminals, with handles lowered. A handle that several of ours share is lowered once."""
+    memo: dict[int, StepLike] = {}
+    steps: list[Any] = []
+    for terminal in terminals:
+        if isinstance(terminal, Handle):
+            steps.append(terminal.lower(memo))
+        elif callable(getattr(terminal, "lower", None)) and not isinstance(terminal, str):
+            steps.append(terminal.lower())
+        else:
+            steps.append(terminal)
+    return steps
+
+
+def artifact_version(step: StepLike) -> str | None:
+    """The version of a lazy artifact; None for any other step.
+
+    Mirrors Marin: a step whose attributes carry a fingerprint is a lazy artifact.
     """
     if step.hash_attrs.get("fingerprint") is None:
-        return False
-    version = str(step.hash_attrs.get("version", ""))
-    return version == "dev" or version.endswith("-dev")
+        return None
+    return str(step.hash_attrs.get("version", ""))
+
+
+def is_mutable(step: StepLike) -> bool:
+    """Whether the step is a ``dev`` version of a lazy artifact, which rebuilds every time."""
+    version = artifact_version(step)
+    return version is not None and is_mutable_version(version)
+
+
+def data_version(step: StepLike) -> str:
+    """What tells one content of the step's output from another: the fingerprint of a lazy
+    artifact, whose address stays when its recipe changes, and the hash of any other step."""
+    return str(step.hash_attrs.get("fingerprint") or step.hash_id)
+
+
+def code_version(step: StepLike, fingerprint: str | None = None) -> str | None:
+    """What tells one recipe of the step from another; None for what is built every time.
+
+    Args:
+        step: the step.
+        fingerprint: of another recipe for the same lazy artifact, such as the one that built it.
+    """
+    version = artifact_version(step)
+    if version is None:
+        return step.hash_id
+    if is_mutable(step):
+        return None
+    return f"{version}-{fingerprint or step.hash_attrs['fingerprint']}"
+
+
+def adopted_source(step: StepLike) -> str | None:
+    """Where the data lies of a lazy artifact that adopts some; None for any other step."""
+    if artifact_version(step) is None or not step.fingerprint_payload:
+        return None
+    payload = json.loads(step.fingerprint_payload)
+    if not isinstance(payload, dict) or payload.keys() != {"adopt_source", "config"}:
+        return None
+    return str(payload["adopt_source"])
+
+
+def is_pinned(step: StepLike) -> bool:
+    """Whether the step is a lazy artifact that stands for data elsewhere than at its address."""
+    version = artifact_version(step)
+    return version is not None and step.override_output_path != f"{step.name}/{version}"
+
+
+def is_external(step: StepLike) -> bool:
+    """Whether no run builds the step: its data is made, or was made, by something else."""
+    return step.fn is None or is_pinned(step) or adopted_source(step) is not None

@@ -4,15 +4,17 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
 from marin_dagster.errors import CycleError, GraphError
-from marin_dagster.steps.protocol import StepLike
 
-S = TypeVar("S", bound=StepLike)
+S = TypeVar("S")
 
 _NO_MORE: Any = object()
 
 
 def deps_first(
-    terminals: Iterable[S], *, stop: Callable[[StepLike], bool] = lambda step: False
+    terminals: Iterable[S],
+    *,
+    stop: Callable[[Any], bool] = lambda step: False,
+    check: Callable[[Any, str], None] | None = None,
 ) -> list[S]:
     """``terminals`` and everything they depend on, each object once, dependencies first.
 
@@ -22,19 +24,21 @@ def deps_first(
     Args:
         terminals: where the walk starts.
         stop: steps for which this holds are left out, with everything above them.
+        check: refuses what is no step, told where it stands; of handles, what is no handle.
 
     Raises:
         CycleError: naming every step of the ring.
         GraphError: something that is not a step, naming the step that depends on it.
     """
+    check = check or _check_is_step
     order: list[S] = []
     done: set[int] = set()
     for terminal in terminals:
-        _check_is_step(terminal, "steps")
+        check(terminal, "steps")
         if id(terminal) in done or stop(terminal):
             continue
         trail: dict[int, S] = {id(terminal): terminal}
-        waiting: list[Iterator[S]] = [iter(terminal.deps)]
+        waiting: list[Iterator[S]] = [_deps(terminal)]
         while waiting:
             dep = next(waiting[-1], _NO_MORE)
             if dep is _NO_MORE:
@@ -43,12 +47,12 @@ def deps_first(
                 done.add(key)
                 order.append(step)
                 continue
-            _check_is_step(dep, f"deps of step {next(reversed(trail.values())).name!r}")
+            check(dep, f"deps of step {_name(next(reversed(trail.values())))!r}")
             if id(dep) in trail:
                 raise CycleError(_describe_ring(list(trail.values()), dep))
             if id(dep) not in done and not stop(dep):
                 trail[id(dep)] = dep
-                waiting.append(iter(dep.deps))
+                waiting.append(_deps(dep))
     return order
 
 
@@ -60,7 +64,15 @@ def _check_is_step(value: Any, where: str) -> None:
         )
 
 
-def _describe_ring(trail: list[S], repeated: S) -> str:
+def _name(step: Any) -> str:
+    return str(step.name)
+
+
+def _deps(step: Any) -> Iterator[Any]:
+    return iter(step.deps)
+
+
+def _describe_ring(trail: list[Any], repeated: Any) -> str:
     start = next(index for index, step in enumerate(trail) if step is repeated)
     ring = [step.name for step in trail[start:]]
     return (

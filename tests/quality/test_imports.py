@@ -10,7 +10,7 @@ import pytest
 
 PACKAGE = Path(__file__).parents[2] / "marin_dagster"
 MODULES = sorted(PACKAGE.rglob("*.py"))
-ROOMS = ("errors", "steps", "cache", "runners")
+ROOMS = ("errors", "steps", "cache", "lazy", "runners")
 """From the bottom up; every other module is the Dagster face, above them all."""
 
 

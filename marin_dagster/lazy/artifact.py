@@ -1,0 +1,69 @@
+"""``Artifact``: what a lazy step has produced, as the code that uses it sees it."""
+
+from functools import cached_property
+from typing import Any, Self
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from marin_dagster.cache import ArtifactRecord, Folder, read_record
+from marin_dagster.errors import ArtifactTypeMismatchError, OutputNotReadyError
+
+_BASE_NAME = "marin.execution.artifact.Artifact"
+"""What Marin records for an artifact without a type of its own; ours mean the same."""
+
+
+class Artifact(BaseModel):
+    """A produced artifact: a folder with a record.
+
+    Subclasses add fields; a step's function returns an instance, the fields go into the record, and
+    :meth:`raw_load` reads them back. Field and method names are Marin's.
+    """
+
+    model_config = ConfigDict(extra="allow", arbitrary_types_allowed=True)
+
+    path: str = ""
+    """Where it lies."""
+
+    @cached_property
+    def record(self) -> ArtifactRecord | None:
+        """The record at :attr:`path`, read at first use; None when there is none.
+
+        Raises:
+            RecordError: there is one, but it cannot be read.
+        """
+        return read_record(Folder.at(self.path))
+
+    def result_payload(self) -> dict[str, Any] | None:
+        """What the record keeps: the declared fields but ``path``, as JSON; None without any."""
+        names = type(self).model_fields.keys() - {"path"}
+        return (self.model_dump(mode="json", include=set(names)) or None) if names else None
+
+    @classmethod
+    def raw_load(cls, source: str) -> Self:
+        """The artifact at an output path, whoever built it, without looking at its status.
+
+        Adopted and pinned data have no record where they lie; then only ``path`` is set.
+
+        Raises:
+            ArtifactTypeMismatchError: the record is of another type of artifact.
+            OutputNotReadyError: the recorded fields do not fit this type.
+            RecordError: the record cannot be read.
+        """
+        record = read_record(Folder.at(source))
+        if record is None:
+            return cls(path=source)
+        wanted = result_type_name(cls)
+        if record.result_type and record.result_type != wanted:
+            raise ArtifactTypeMismatchError(
+                f"{source} was recorded as {record.result_type}, not as {wanted}. Load it as that, "
+                "or give the changed type a new version."
+            )
+        try:
+            return cls(path=source, **(record.result or {}))
+        except ValidationError as error:
+            raise OutputNotReadyError(f"{source}: the record is no {wanted}: {error}") from error
+
+
+def result_type_name(kind: type[Any]) -> str:
+    """What a record calls a type of artifact: its module and qualified name."""
+    return _BASE_NAME if kind is Artifact else f"{kind.__module__}.{kind.__qualname__}"

@@ -1,0 +1,193 @@
+"""Fingerprints of configurations: canonical JSON that is the same in every process, and its hash.
+
+The bytes are Marin's, so a recipe has one fingerprint on both sides. A fingerprint only advises: a
+value of a type without a canonical form gets a stable stand-in and one warning, unless strict mode
+asks for an error. Arrays and dtypes of numpy and JAX are known when their libraries are loaded;
+neither is imported.
+"""
+
+import dataclasses
+import hashlib
+import json
+import os
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from enum import Enum
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from marin_dagster.errors import HashAttributeError, MarinDagsterWarning
+
+STRICT_VARIABLE = "MARIN_FINGERPRINT_STRICT"
+"""Environment variable that turns strict mode on (``1``, ``true`` or ``yes``), as in Marin."""
+
+_DTYPES_OF_TYPES = {float: "float64", int: "int64", bool: "bool", complex: "complex128"}
+"""What numpy makes of Python's own number types."""
+_DTYPE_KINDS = "biufcV"
+_MOST_CHANGES = 20
+
+_encoders: dict[type, Callable[[Any], Any]] = {}
+_strict: bool | None = None
+
+
+def fingerprint_hash(payload: str) -> str:
+    """8 hex digits of the MD5 of a canonical payload, as in Marin."""
+    return hashlib.md5(payload.encode(), usedforsecurity=False).hexdigest()[:8]
+
+
+def canonical_json(config: Any) -> str:
+    """The canonical JSON of a configuration: what a fingerprint hashes.
+
+    Sets do not depend on their order, enums count by value, paths as text, dtypes by name, arrays
+    by content and shape, classes by their full name.
+
+    Raises:
+        HashAttributeError: strict mode, and a value has no canonical form; or a value that JSON
+            cannot hold at all, such as a ring.
+    """
+    try:
+        return json.dumps(config, sort_keys=True, default=_canonical)
+    except HashAttributeError:
+        raise
+    except (TypeError, ValueError, RecursionError) as error:
+        raise HashAttributeError(f"a configuration cannot be fingerprinted: {error}") from error
+
+
+def register_fingerprint(kind: type, encode: Callable[[Any], Any]) -> None:
+    """Teach canonical JSON a type.
+
+    Args:
+        kind: the type; its subclasses count, too.
+        encode: gives the value's canonical form, which may hold anything that has one itself.
+    """
+    _encoders[kind] = encode
+
+
+def set_strict(enabled: bool | None) -> None:
+    """Whether a value without a canonical form is an error; None leaves it to the environment."""
+    global _strict
+    _strict = enabled
+
+
+def describe_drift(recorded: str | None, current: str | None) -> str:
+    """How one canonical payload differs from another: a line for each field, up to 20 of them.
+
+    Empty when either is missing, or when they are the same.
+    """
+    if recorded is None or current is None:
+        return ""
+    changes = list(_changes(json.loads(recorded), json.loads(current), ""))
+    more = len(changes) - _MOST_CHANGES
+    return "\n".join(changes[:_MOST_CHANGES] + ([f"and {more} more"] if more > 0 else []))
+
+
+def _canonical(value: Any) -> Any:
+    """What JSON is to write for a value that it does not know."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return dataclasses.asdict(value)
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, timedelta):
+        names = ("days", "seconds", "microseconds")
+        return {name: getattr(value, name) for name in names}
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, (set, frozenset)):
+        return {"__set__": sorted(value, key=canonical_json)}
+    if isinstance(value, type):
+        dtype = _dtype_of(value)
+        name = f"{value.__module__}.{value.__qualname__}"
+        return {"__type__": name} if dtype is None else {"__dtype__": dtype}
+    known, form = _of_arrays(value)
+    if known:
+        return form
+    for kind in type(value).__mro__:
+        if kind in _encoders:
+            return _encoders[kind](value)
+    return _stand_in(value)
+
+
+def _of_arrays(value: Any) -> tuple[bool, Any]:
+    """``(True, form)`` for what belongs to numpy or JAX."""
+    numpy, jax = sys.modules.get("numpy"), sys.modules.get("jax")
+    if numpy is None:
+        return False, None
+    if isinstance(value, numpy.dtype):
+        return True, {"__dtype__": value.name}
+    if isinstance(value, numpy.generic):
+        return True, value.item()
+    # JAX may be half imported by another thread.
+    of_jax = getattr(jax, "Array", None)
+    if isinstance(value, numpy.ndarray) or (of_jax is not None and isinstance(value, of_jax)):
+        array = numpy.asarray(value)
+        return True, {
+            "__array__": array.tolist(),
+            "dtype": array.dtype.name,
+            "shape": list(array.shape),
+        }
+    return False, None
+
+
+def _dtype_of(kind: type) -> str | None:
+    numpy = sys.modules.get("numpy")
+    if numpy is None:
+        return _DTYPES_OF_TYPES.get(kind)
+    try:
+        dtype = numpy.dtype(kind)
+    except TypeError:
+        return None
+    # numpy takes every class for "any object"; that is no dtype.
+    return str(dtype.name) if dtype.kind in _DTYPE_KINDS else None
+
+
+def _stand_in(value: Any) -> dict[str, Any]:
+    kind = type(value)
+    name = f"{kind.__module__}.{kind.__qualname__}"
+    if _is_strict():
+        raise HashAttributeError(
+            f"{value!r:.80} is a {name}, which has no canonical form, so its fingerprint could "
+            "differ between processes. Use a dataclass or an enum, teach it with "
+            "register_fingerprint, or turn strict mode off."
+        )
+    _warn_once(name)
+    if hasattr(value, "__dict__"):
+        return {"__repr__": name, "vars": vars(value)}
+    return {"__repr__": name, "str": repr(value)}
+
+
+@cache
+def _warn_once(name: str) -> None:
+    warnings.warn(
+        f"a configuration holds a {name}, which has no canonical form; its fingerprint is a best "
+        "effort. Teach it with register_fingerprint.",
+        MarinDagsterWarning,
+        stacklevel=2,
+    )
+
+
+def _is_strict() -> bool:
+    if _strict is not None:
+        return _strict
+    return os.environ.get(STRICT_VARIABLE, "").lower() in ("1", "true", "yes")
+
+
+def _changes(old: Any, new: Any, path: str) -> Iterator[str]:
+    if isinstance(old, dict) and isinstance(new, dict):
+        for key in sorted(old.keys() | new.keys()):
+            at = f"{path}.{key}" if path else key
+            if key not in old:
+                yield f"{at}: added {new[key]!r}"
+            elif key not in new:
+                yield f"{at}: removed {old[key]!r}"
+            else:
+                yield from _changes(old[key], new[key], at)
+    elif isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
+        for index, (before, after) in enumerate(zip(old, new, strict=True)):
+            yield from _changes(before, after, f"{path}[{index}]")
+    elif isinstance(old, list) and isinstance(new, list):
+        yield f"{path}: {len(old)} items -> {len(new)} items"
+    elif old != new or type(old) is not type(new):
+        yield f"{path or 'the whole'}: {old!r} -> {new!r}"

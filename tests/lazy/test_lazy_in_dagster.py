@@ -1,0 +1,169 @@
+"""Lazy artifacts as assets: versions, drift, dev versions, adopted and pinned data."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pytest
+
+from marin_dagster import build_definitions
+from marin_dagster.errors import FingerprintMismatchError
+from marin_dagster.lazy import OUT, ArtifactStep, apply, lower
+from support import memory_instance, metadata_of, run_job, status_of
+
+V = "2026.07.01"
+
+calls: list[str] = []
+
+
+@pytest.fixture(autouse=True)
+def _no_calls() -> None:
+    calls.clear()
+
+
+@pytest.fixture
+def instance() -> Iterator[dg.DagsterInstance]:
+    with memory_instance() as found:
+        yield found
+
+
+def make(out: str, size: int, sources: Any = ()) -> None:
+    calls.append(Path(out).parent.name)
+    Path(out, "data.txt").write_text(str(size))
+
+
+def handle(name: str, size: int = 1, version: str = V, **more: Any) -> ArtifactStep[Any]:
+    return apply(name, make, version=version, out=OUT, size=size, **more)
+
+
+def test_version_fingerprint_and_type_show(instance: dg.DagsterInstance) -> None:
+    raw = handle("raw")
+    definitions = build_definitions([handle("tokens", sources=[raw]), raw])
+
+    run = run_job(definitions, instance)
+
+    assert run.success
+    assert calls == ["raw", "tokens"]
+    tags = run.materialized()["raw"].tags or {}
+    assert tags["dagster/data_version"] == raw.fingerprint()
+    assert tags["dagster/code_version"] == f"{V}-{raw.fingerprint()}"
+    tokens = run.materialized()["tokens"].tags or {}
+    assert tokens["dagster/input_data_version/raw"] == raw.fingerprint()
+    spec = definitions.resolve_asset_graph().get(dg.AssetKey("raw"))
+    assert spec.metadata["marin/version"] == V
+    assert spec.metadata["marin/fingerprint"] == raw.fingerprint()
+    assert spec.metadata["marin/result_type"] == "marin.execution.artifact.Artifact"
+
+
+def test_a_drifted_artifact_is_served_and_shown_as_out_of_date(
+    instance: dg.DagsterInstance,
+) -> None:
+    old, new = handle("raw", size=1), handle("raw", size=2)
+    assert run_job(build_definitions([old]), instance).success
+    calls.clear()
+
+    known = run_job(build_definitions([new]), instance)
+
+    assert calls == []
+    assert known.observed() == ["raw"]
+    [event] = known.of_type("ASSET_OBSERVATION")
+    message = event.asset_observation_data.asset_observation.metadata["marin/drift"].value
+    assert "size: 1 -> 2" in str(message)
+    with memory_instance() as elsewhere:
+        run = run_job(build_definitions([new]), elsewhere)
+        assert calls == []
+        found = run.materialized()["raw"]
+        assert "size: 1 -> 2" in metadata_of(found)["marin/drift"]
+        assert (found.tags or {})["dagster/data_version"] == old.fingerprint()
+        assert (found.tags or {})["dagster/code_version"] == f"{V}-{old.fingerprint()}"
+
+
+def test_what_reads_a_drifted_artifact_knows_what_it_read(instance: dg.DagsterInstance) -> None:
+    old = handle("raw", size=1)
+    assert run_job(build_definitions([old]), instance).success
+
+    new = handle("raw", size=2)
+    run = run_job(build_definitions([handle("tokens", sources=[new])]), instance)
+
+    assert run.success
+    tags = run.materialized()["tokens"].tags or {}
+    assert tags["dagster/input_data_version/raw"] == old.fingerprint()
+
+
+def test_a_drifted_artifact_with_an_expectation_is_an_error(instance: dg.DagsterInstance) -> None:
+    assert run_job(build_definitions([handle("raw", size=1)]), instance).success
+    new = handle("raw", size=2)
+    object.__setattr__(new, "expected_fingerprint", new.fingerprint())
+    calls.clear()
+
+    run = run_job(build_definitions([new]), instance)
+
+    assert not run.success
+    error = run.error("raw")
+    assert FingerprintMismatchError.__name__ in error or "expects the fingerprint" in error
+    assert "size: 1 -> 2" in error
+    assert calls == []
+    assert status_of(lower(new)) == "SUCCESS"
+
+
+def test_a_dev_version_is_built_every_time(instance: dg.DagsterInstance) -> None:
+    definitions = build_definitions([handle("raw", version="dev")])
+
+    first, second = run_job(definitions, instance), run_job(definitions, instance)
+
+    assert calls == ["raw", "raw"]
+    versions = [
+        (run.materialized()["raw"].tags or {})["dagster/data_version"] for run in (first, second)
+    ]
+    assert versions[0] != versions[1]
+
+
+def test_adopted_data_is_external_and_registered_by_who_reads_it(
+    instance: dg.DagsterInstance, tmp_path: Path, store: Path
+) -> None:
+    source = tmp_path / "existing"
+    source.mkdir()
+    adopted = ArtifactStep.adopt("old", V, str(source))
+    definitions = build_definitions([handle("tokens", sources=[adopted])])
+
+    node = definitions.resolve_asset_graph().get(dg.AssetKey("old"))
+    run = run_job(definitions, instance)
+
+    assert node.is_external
+    assert node.metadata["marin/source"] == str(source)
+    assert run.success
+    assert store.joinpath("old", V, ".artifact.json").exists()
+    assert list(source.iterdir()) == []
+
+
+def test_adopted_data_that_is_missing_fails_its_readers(
+    instance: dg.DagsterInstance, tmp_path: Path
+) -> None:
+    adopted = ArtifactStep.adopt("old", V, str(tmp_path / "nothing"))
+
+    run = run_job(build_definitions([handle("tokens", sources=[adopted])]), instance)
+
+    assert not run.success
+    assert "there is nothing" in run.error("tokens")
+    assert calls == []
+
+
+@pytest.mark.parametrize("finished", [True, False])
+def test_a_pin_is_external_and_must_be_finished(
+    instance: dg.DagsterInstance, tmp_path: Path, finished: bool
+) -> None:
+    pinned = handle("old", pin=str(tmp_path / "pinned"))
+    (tmp_path / "pinned").mkdir()
+    (tmp_path / "pinned" / "data.txt").write_text("precious")
+    if finished:
+        (tmp_path / "pinned" / ".executor_status").write_text("SUCCESS")
+    definitions = build_definitions([handle("tokens", sources=[pinned])])
+
+    run = run_job(definitions, instance)
+
+    assert definitions.resolve_asset_graph().get(dg.AssetKey("old")).is_external
+    assert run.success is finished
+    if not finished:
+        assert "built by no run" in run.error("tokens")
+    assert (tmp_path / "pinned" / "data.txt").read_text() == "precious"
