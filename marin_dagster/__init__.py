@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from marin_dagster.errors import MarinDagsterError, MarinDagsterWarning
     from marin_dagster.executor import build_marin_executor, marin_executor
     from marin_dagster.io_manager import MarinIOManager, StepOutput
+    from marin_dagster.lazy import OUT, Artifact, ArtifactStep, StepContext, apply, lower
+    from marin_dagster.step_runner import StepRunner, resolve, run
     from marin_dagster.steps import (
         RemoteCallable,
         ResourceConfig,
@@ -25,10 +27,15 @@ if TYPE_CHECKING:
         StepSpec,
         remote,
     )
+    from marin_dagster.steps.versions import BuildContext, VersionCodex, build_context
     from marin_dagster.translator import DagsterMarinTranslator
 
 _HOMES = {
+    "OUT": "lazy",
+    "Artifact": "lazy",
     "ArtifactRecord": "cache",
+    "ArtifactStep": "lazy",
+    "BuildContext": "steps.versions",
     "DagsterMarinTranslator": "translator",
     "MarinDagsterError": "errors",
     "MarinDagsterWarning": "errors",
@@ -36,19 +43,31 @@ _HOMES = {
     "RemoteCallable": "steps",
     "ResourceConfig": "steps",
     "StepCache": "cache",
+    "StepContext": "lazy",
     "StepGraph": "steps",
     "StepLike": "steps",
     "StepOutput": "io_manager",
+    "StepRunner": "step_runner",
     "StepSpec": "steps",
+    "VersionCodex": "steps.versions",
+    "apply": "lazy",
+    "build_context": "steps.versions",
     "build_definitions": "definitions",
     "build_marin_assets": "assets",
     "build_marin_executor": "executor",
+    "lower": "lazy",
     "marin_executor": "executor",
     "remote": "steps",
+    "resolve": "step_runner",
+    "run": "step_runner",
 }
 
 __all__ = [
+    "OUT",
+    "Artifact",
     "ArtifactRecord",
+    "ArtifactStep",
+    "BuildContext",
     "DagsterMarinTranslator",
     "MarinDagsterError",
     "MarinDagsterWarning",
@@ -56,15 +75,23 @@ __all__ = [
     "RemoteCallable",
     "ResourceConfig",
     "StepCache",
+    "StepContext",
     "StepGraph",
     "StepLike",
     "StepOutput",
+    "StepRunner",
     "StepSpec",
+    "VersionCodex",
+    "apply",
+    "build_context",
     "build_definitions",
     "build_marin_assets",
     "build_marin_executor",
+    "lower",
     "marin_executor",
     "remote",
+    "resolve",
+    "run",
 ]
 
 

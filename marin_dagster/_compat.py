@@ -4,6 +4,7 @@ All of them have these names from Dagster 1.11.16 on; the tests run the lowest a
 release.
 """
 
+from dagster._core.definitions.job_base import InMemoryJob
 from dagster._core.definitions.utils import DISALLOWED_NAMES
 from dagster._core.events import (
     AssetObservationData,
@@ -11,7 +12,7 @@ from dagster._core.events import (
     DagsterEventType,
     EngineEventData,
 )
-from dagster._core.execution.api import ExecuteRunWithPlanIterable
+from dagster._core.execution.api import ExecuteRunWithPlanIterable, execute_run
 from dagster._core.execution.context.system import (
     PlanExecutionContext,
     PlanOrchestrationContext,
@@ -32,6 +33,7 @@ from dagster._core.execution.step_dependency_config import (
 from dagster._core.execution.tags import get_tag_concurrency_limits_config
 from dagster._core.storage.compute_log_manager import CapturedLogContext, ComputeIOType
 from dagster._utils.cached_method import cached_method
+from dagster._utils.interrupts import capture_interrupts
 from dagster._utils.warnings import disable_dagster_warnings
 from dagster_shared.error import SerializableErrorInfo
 
@@ -46,6 +48,7 @@ __all__ = [
     "EngineEventData",
     "ExecuteRunWithPlanIterable",
     "ExecutionPlan",
+    "InMemoryJob",
     "InstanceConcurrencyContext",
     "PlanExecutionContext",
     "PlanExecutionContextManager",
@@ -57,8 +60,10 @@ __all__ = [
     "StepFailureData",
     "StepSuccessData",
     "cached_method",
+    "capture_interrupts",
     "dagster_event_sequence_for_step",
     "disable_dagster_warnings",
+    "execute_run",
     "get_retries_config",
     "get_step_dependency_config_field",
     "get_tag_concurrency_limits_config",

@@ -37,6 +37,8 @@ class StepControl:
     """Where the step runs."""
     runners: Mapping[str, Runner] = field(default_factory=dict)
     """Every runner of the run, by name."""
+    failures: list[BaseException] | None = None
+    """Where to leave what the step's attempt raised, for who wants the exception itself."""
     event_loop: asyncio.AbstractEventLoop | None = None
     """A loop of the step's own, closed at the end."""
     _stop: threading.Event = field(default_factory=threading.Event)
@@ -48,6 +50,18 @@ class StepControl:
         """Wait, or stop waiting with ``DagsterExecutionInterruptedError`` when interrupted."""
         if self._stop.wait(seconds):
             raise dg.DagsterExecutionInterruptedError
+
+    @contextmanager
+    def failing(self) -> Iterator[None]:
+        """Leave what the body raises in :attr:`failures`; Dagster keeps only its text."""
+        try:
+            yield
+        except GeneratorExit:
+            raise
+        except BaseException as error:
+            if self.failures is not None and error not in self.failures:
+                self.failures.append(error)
+            raise
 
     def check(self) -> None:
         """Raise ``DagsterExecutionInterruptedError`` when interrupted."""

@@ -23,6 +23,7 @@
     │   ├── RemoteFunctionError            the step's function raised, in its job
     │   ├── JobFailedError                 the job died: a signal, out of memory, an exit code
     │   └── JobLostError                   the engine lost the job: its node is gone, or preempted
+    ├── StepsFailedError (ExceptionGroup)  steps of a StepRunner's run failed, each with its error
     └── StepError                          a step cannot run, or its output cannot be used
         ├── StepWithoutFunctionError       nothing is cached and there is no function to build it
         ├── PreviousAttemptFailedError     the last attempt failed and failures are not retried
@@ -38,6 +39,8 @@
 
 Each message names the step, the path and what to do.
 """
+
+from collections.abc import Sequence
 
 
 class MarinDagsterError(Exception):
@@ -122,6 +125,14 @@ class JobFailedError(RunnerError):
 
 class JobLostError(RunnerError):
     """The engine lost the job through no fault of the step: a node gone, a preemption."""
+
+
+class StepsFailedError(MarinDagsterError, ExceptionGroup[Exception]):
+    """Steps of a ``StepRunner``'s run failed; ``exceptions`` holds the error of each."""
+
+    def derive(self, excs: Sequence[Exception]) -> "StepsFailedError":  # type: ignore[override]
+        """The same with some of the exceptions, for ``except*``."""
+        return StepsFailedError(self.message, excs)
 
 
 class StepError(MarinDagsterError):

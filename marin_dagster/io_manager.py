@@ -23,6 +23,7 @@ from marin_dagster.cache import (
     read_status,
 )
 from marin_dagster.cache.record import RECORD_FILE
+from marin_dagster.control import StepControl, step_control
 from marin_dagster.errors import OutputNotReadyError, RecordError, StepError
 
 _DEFAULT_TIMING = LeaseTiming()
@@ -95,7 +96,8 @@ class MarinIOManager(dg.ConfigurableIOManager):
             MarinDagsterError: the commit failed; the attempt is marked as failed.
         """
         if isinstance(obj, Attempt):
-            record: ArtifactRecord | None = obj.commit()
+            with (step_control.get() or StepControl()).failing():
+                record: ArtifactRecord | None = obj.commit()
             seconds = round(obj.duration_s, 3)
             metadata: dict[str, Any] = {"marin/cache": "built", "marin/duration_s": seconds}
         elif isinstance(obj, Hit):

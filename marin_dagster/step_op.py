@@ -44,6 +44,12 @@ class StepOp:
         self, context: dg.AssetExecutionContext, inputs: Mapping[str, Any]
     ) -> Iterator[dg.Output[Any]]:
         control = step_control.get() or StepControl()
+        with control.failing():
+            yield from self._serve_or_build(context, control)
+
+    def _serve_or_build(
+        self, context: dg.AssetExecutionContext, control: StepControl
+    ) -> Iterator[dg.Output[Any]]:
         cache: StepCache | None = getattr(
             getattr(context.resources, self.io_manager_key), "cache", None
         )

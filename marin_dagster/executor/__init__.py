@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from functools import cache
+from typing import Any
 
 import dagster as dg
 
@@ -14,7 +15,7 @@ from marin_dagster.executor.config import (
 from marin_dagster.executor.executor import MarinExecutor
 from marin_dagster.runners import Runner
 
-__all__ = ["MarinExecutor", "build_marin_executor", "marin_executor"]
+__all__ = ["MarinExecutor", "build_marin_executor", "marin_executor", "runner_executor"]
 
 
 def build_marin_executor(
@@ -43,11 +44,31 @@ def _plain_executor(max_concurrent: int) -> dg.ExecutorDefinition:
     return _executor(max_concurrent, {})
 
 
-def _executor(max_concurrent: int, runners: Mapping[str, Runner]) -> dg.ExecutorDefinition:
+def runner_executor(
+    max_concurrent: int,
+    runners: Mapping[str, Runner],
+    required: frozenset[str],
+    failures: dict[str, list[BaseException]],
+) -> dg.ExecutorDefinition:
+    """An executor for one run of a ``StepRunner``.
+
+    Args:
+        max_concurrent: how many steps run at once.
+        runners: more runners, by name.
+        required: output paths that are wanted whatever reads them, as those are that a caller of
+            Marin's StepRunner lists.
+        failures: receives what steps raised, by step key.
+    """
+    return _executor(max_concurrent, runners, required=required, failures=failures)
+
+
+def _executor(
+    max_concurrent: int, runners: Mapping[str, Runner], **more: Any
+) -> dg.ExecutorDefinition:
     @dg.executor(name="marin", config_schema=config_schema(max_concurrent))
     def marin(init_context: dg.InitExecutorContext) -> MarinExecutor:
         settings = ExecutorSettings.from_config(init_context.executor_config)
-        return MarinExecutor(settings, runners)
+        return MarinExecutor(settings, runners, **more)
 
     return marin
 

@@ -57,6 +57,10 @@ class MarinExecutor(dg.Executor):
     settings: ExecutorSettings
     runners: Mapping[str, Runner] = field(default_factory=dict)
     """Runners made in code, by name, beside those that the config describes."""
+    required: frozenset[str] = frozenset()
+    """Output paths that are wanted whatever reads them."""
+    failures: dict[str, list[BaseException]] | None = None
+    """Where to leave what steps raised, by step key."""
 
     @property
     def retries(self) -> RetryMode:
@@ -116,7 +120,9 @@ class MarinExecutor(dg.Executor):
         planned: dict[str, PlannedStep],
         routing: Routing,
     ) -> Iterator[DagsterEvent]:
-        decisions = decide(job_context, execution_plan, planned, self.settings, routing)
+        decisions = decide(
+            job_context, execution_plan, planned, self.settings, routing, self.required
+        )
         if routing.chose_process:
             job_context.log.info(
                 "No runner is configured: steps with resources run in processes of this machine."
@@ -223,6 +229,7 @@ class MarinExecutor(dg.Executor):
         return StepControl(
             place=decisions.places.get(key, INLINE_PLACE),
             runners=runners,
+            failures=None if self.failures is None else self.failures.setdefault(key, []),
             force=key in decisions.forced,
             # The failure before a retry of this run is not an old one.
             retry_failed=self.settings.retry_failed or again,

@@ -108,6 +108,7 @@ def decide(
     planned: Mapping[str, PlannedStep],
     settings: ExecutorSettings,
     routing: Routing,
+    wanted: frozenset[str] = frozenset(),
 ) -> Decisions:
     """Look the steps up, all at once, and decide what becomes of each.
 
@@ -131,7 +132,7 @@ def decide(
         if key not in planned
         for dep in deps
         if dep in planned
-    }
+    } | wanted
     for graph, key_of in _by_graph(planned):
         found = _look_up(context, graph, key_of, planned)
         unknown = {path: look.error for path, look in found.items() if look.error is not None}

@@ -22,6 +22,13 @@ from marin_dagster.steps import StepLike
 from marin_dagster.steps.resources import ResourceConfig
 
 
+def callers_client() -> Any | None:
+    """Fray's current client, in this context or of the Iris job that this is; None without one."""
+    current = fray_module("fray.current_client").current_client()
+    local = fray_module("fray.local_backend").LocalClient
+    return None if isinstance(current, local) else current
+
+
 class FrayRunner:
     """Runs steps through a Fray client: one given in code, Iris at an address, or the caller's."""
 

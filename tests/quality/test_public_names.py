@@ -8,7 +8,11 @@ import marin_dagster
 from marin_dagster import errors
 
 PUBLIC = [
+    "OUT",
+    "Artifact",
     "ArtifactRecord",
+    "ArtifactStep",
+    "BuildContext",
     "DagsterMarinTranslator",
     "MarinDagsterError",
     "MarinDagsterWarning",
@@ -16,15 +20,23 @@ PUBLIC = [
     "RemoteCallable",
     "ResourceConfig",
     "StepCache",
+    "StepContext",
     "StepGraph",
     "StepLike",
     "StepOutput",
+    "StepRunner",
     "StepSpec",
+    "VersionCodex",
+    "apply",
+    "build_context",
     "build_definitions",
     "build_marin_assets",
     "build_marin_executor",
+    "lower",
     "marin_executor",
     "remote",
+    "resolve",
+    "run",
 ]
 
 
@@ -36,7 +48,7 @@ def test_the_public_names_are_these() -> None:
 @pytest.mark.parametrize("name", PUBLIC)
 def test_each_public_name_is_there_and_documented(name: str) -> None:
     value = getattr(marin_dagster, name)
-    assert name == "marin_executor" or inspect.getdoc(value)
+    assert name in ("marin_executor", "OUT") or inspect.getdoc(value)
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:

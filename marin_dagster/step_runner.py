@@ -1,0 +1,231 @@
+"""``StepRunner``: run steps from a script, as Marin's does, with Dagster underneath.
+
+Recorded in the instance that is given, else in that of ``DAGSTER_HOME``, else in one that lasts as
+long as the run. The caller's process is the run worker.
+"""
+
+import os
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import dagster as dg
+
+from marin_dagster._compat import InMemoryJob, capture_interrupts, execute_run
+from marin_dagster.cache import Attempt, Folder, StepCache, read_record, read_status
+from marin_dagster.cache.status import Status
+from marin_dagster.definitions import build_definitions
+from marin_dagster.errors import (
+    MarinDagsterError,
+    OutputNotReadyError,
+    StepError,
+    StepsFailedError,
+    StepWithoutFunctionError,
+)
+from marin_dagster.executor import runner_executor
+from marin_dagster.executor.config import DEFAULT_MAX_CONCURRENT, effective_max_concurrent
+from marin_dagster.io_manager import StepOutput
+from marin_dagster.lazy import ArtifactStep, load
+from marin_dagster.runners import FraySettings, Runner, run_inline
+from marin_dagster.steps import StepGraph, StepLike
+from marin_dagster.steps.protocol import adopted_source, is_external
+
+_JOB = "step_runner"
+
+
+@dataclass(frozen=True)
+class StepResults(Mapping[str, StepOutput]):
+    """The outputs of a run's steps: by output path, and also by step, handle or name with hash."""
+
+    graph: StepGraph
+    """Everything that the run was about."""
+
+    def __getitem__(self, key: Any) -> StepOutput:
+        """The finished output.
+
+        Raises:
+            KeyError: no such step.
+            OutputNotReadyError: it was not needed and is not built.
+            RecordError: its record cannot be read.
+        """
+        step = self.graph.steps[self._path(key)]
+        folder = Folder.at(step.output_path)
+        if read_status(folder) is not Status.SUCCESS:
+            raise OutputNotReadyError(
+                f"step {step.name_with_hash} ({step.output_path}) is not built: nothing in this "
+                "run needed it. Ask for it in run()."
+            )
+        return StepOutput(step.output_path, step.name_with_hash, read_record(folder))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.graph.steps)
+
+    def __len__(self) -> int:
+        return len(self.graph.steps)
+
+    def _path(self, key: Any) -> str:
+        if not isinstance(key, str):
+            return str((key.lower() if hasattr(key, "lower") else key).output_path)
+        if key in self.graph.steps:
+            return key
+        for path, step in self.graph.steps.items():
+            if key == step.name_with_hash:
+                return path
+        raise KeyError(key)
+
+
+@dataclass(frozen=True)
+class StepRunner:
+    """Runs steps and everything they need; what is cached is not run."""
+
+    max_concurrent: int = DEFAULT_MAX_CONCURRENT
+    """Steps at once; 0 means 8."""
+    fray_client: Any = field(default=None, kw_only=True)
+    """Takes steps with resources; Fray's current client when None, and processes of this machine
+    when there is none."""
+    instance: dg.DagsterInstance | None = field(default=None, kw_only=True)
+    """Where the run is recorded."""
+
+    def run(
+        self,
+        steps: Iterable[Any],
+        *,
+        dry_run: bool = False,
+        force_run_failed: bool = True,
+        max_concurrent: int | None = None,
+    ) -> StepResults:
+        """Run steps, or handles to lazy artifacts; their dependencies need not be listed.
+
+        Args:
+            steps: what is wanted.
+            dry_run: log what would run, and neither read nor write the store.
+            force_run_failed: run steps again whose last attempt failed.
+            max_concurrent: instead of the runner's own.
+
+        Returns:
+            The outputs.
+
+        Raises:
+            GraphError: the graph is wrong.
+            StepsFailedError: steps failed; independent ones have gone on.
+            RoutingError: steps ask for what no runner can give.
+            KeyboardInterrupt: after the running steps have been stopped.
+        """
+        graph = StepGraph.from_steps(steps)
+        limit = effective_max_concurrent(
+            self.max_concurrent if max_concurrent is None else max_concurrent
+        )
+        if not dry_run:
+            for path in graph.terminals:
+                _require_external(graph.steps[path])
+        failures: dict[str, list[BaseException]] = {}
+        executor = runner_executor(limit, self._runners(), frozenset(graph.terminals), failures)
+        config = {"dry_run": dry_run, "retry_failed": force_run_failed}
+        definitions = build_definitions(
+            list(graph.steps.values()), executor=executor, job_name=_JOB
+        )
+        if any(not is_external(step) for step in graph.steps.values()):
+            with self._recording() as instance:
+                _run(definitions, instance, {"execution": {"config": config}}, failures)
+        return StepResults(graph)
+
+    def _runners(self) -> dict[str, Runner]:
+        client = self.fray_client
+        if client is None and "fray" in sys.modules:
+            from marin_dagster.runners.fray import callers_client
+
+            client = callers_client()
+        if client is None:
+            return {}
+        from marin_dagster.runners.fray import FrayRunner
+
+        return {"fray": FrayRunner("fray", FraySettings(), client)}
+
+    @contextmanager
+    def _recording(self) -> Iterator[dg.DagsterInstance]:
+        if self.instance is not None:
+            yield self.instance
+        elif os.environ.get("DAGSTER_HOME"):
+            with dg.DagsterInstance.get() as instance:
+                yield instance
+        else:
+            # On disk: not every release's instance in memory can be used from several threads.
+            with (
+                tempfile.TemporaryDirectory(prefix="marin-dagster-") as folder,
+                dg.DagsterInstance.local_temp(folder) as instance,
+            ):
+                yield instance
+
+
+def run(
+    *handles: ArtifactStep[Any],
+    max_concurrent: int = DEFAULT_MAX_CONCURRENT,
+    force_run_failed: bool = True,
+) -> list[Any]:
+    """Build lazy artifacts and return them loaded, in the order given.
+
+    Raises:
+        StepsFailedError: some could not be built.
+        ArtifactTypeMismatchError: one was recorded as another type.
+    """
+    StepRunner(max_concurrent).run(handles, force_run_failed=force_run_failed)
+    return [load(handle) for handle in handles]
+
+
+def resolve(handle: ArtifactStep[Any], *, max_concurrent: int = DEFAULT_MAX_CONCURRENT) -> Any:
+    """Build one lazy artifact and return it loaded; :func:`run` for one handle."""
+    return run(handle, max_concurrent=max_concurrent)[0]
+
+
+def _require_external(step: StepLike) -> None:
+    """See to a wanted step that no run builds: register adopted data, else it must be there."""
+    if not is_external(step):
+        return
+    if adopted_source(step) is not None:
+        outcome = StepCache().begin(step)
+        if isinstance(outcome, Attempt):
+            try:
+                outcome.result = run_inline(step)
+                outcome.commit()
+            finally:
+                outcome.abandon()
+    elif read_status(Folder.at(step.output_path)) is not Status.SUCCESS:
+        raise StepWithoutFunctionError(
+            f"step {step.name_with_hash} ({step.output_path}) has no finished output, and no run "
+            "builds it. Put its data there and write SUCCESS into .executor_status beside it."
+        )
+
+
+def _run(
+    definitions: dg.Definitions,
+    instance: dg.DagsterInstance,
+    config: Mapping[str, Any],
+    failures: Mapping[str, list[BaseException]],
+) -> None:
+    job = definitions.resolve_job_def(_JOB)
+    recorded = instance.create_run_for_job(job_def=job, run_config=config)
+    try:
+        with capture_interrupts():
+            result = execute_run(InMemoryJob(job), recorded, instance, raise_on_error=True)
+    except dg.DagsterExecutionInterruptedError:
+        raise KeyboardInterrupt from None
+    if result.success:
+        return
+    errors: list[Exception] = []
+    for event in result.all_events:
+        if not event.is_step_failure or event.step_key is None:
+            continue
+        # The last attempt's; a blocked step raised nothing, and Dagster has its message.
+        raised = failures.get(event.step_key, [])
+        if raised and isinstance(raised[-1], Exception):
+            raised[-1].add_note(f"in step {event.step_key} of run {recorded.run_id}")
+            errors.append(raised[-1])
+        else:
+            said = event.step_failure_data.error
+            errors.append(StepError(said.message if said else f"step {event.step_key} failed"))
+    if not errors:
+        raise MarinDagsterError(f"run {recorded.run_id} failed; its log says why.")
+    raise StepsFailedError(f"{len(errors)} step(s) failed", errors)
