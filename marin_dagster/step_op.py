@@ -142,8 +142,7 @@ def _build(
     attempt: Attempt, control: StepControl, context: dg.AssetExecutionContext
 ) -> Mapping[str, Any] | None:
     """Run the step's function where it belongs; metadata about the job that ran it."""
-    # Only where somebody has begun before can a job have been left over.
-    left_over = read_job_note(attempt.folder) if attempt.previous is not None else None
+    left_over = read_job_note(attempt.folder)
     place = control.place
     if place.runner == INLINE and left_over is None:
         _run_inline(attempt, control)

@@ -22,7 +22,7 @@ from marin_dagster.cache.record import (
 )
 from marin_dagster.cache.status import Status, write_status
 from marin_dagster.cache.store import Folder
-from marin_dagster.errors import LeaseLostError, RecordError, StoreAwayError
+from marin_dagster.errors import LeaseLostError, RecordError, StoreAwayError, StoreError
 from marin_dagster.steps.protocol import StepLike
 
 logger = logging.getLogger(__name__)
@@ -63,6 +63,8 @@ class Attempt:
     """What the function returned, when it ran in this process."""
     has_record: bool = False
     """A worker elsewhere has written the record already."""
+    scaffold: tuple[str, ...] = ()
+    """Files beside the output that are removed once it is finished."""
     _lease: HeldLease = field(kw_only=True)
     _started: float = field(default_factory=time.monotonic)
     _mutex: threading.RLock = field(default_factory=threading.RLock)
@@ -121,6 +123,7 @@ class Attempt:
                     record = self._own_record()
                 self._lease.check()
                 write_status(self.folder, Status.SUCCESS)
+                self._remove_scaffold()
             except StoreAwayError as error:
                 self.leave(error)
                 raise
@@ -129,6 +132,14 @@ class Attempt:
                 raise
             self.give_back()
             return record
+
+    def _remove_scaffold(self) -> None:
+        for name in self.scaffold:
+            try:
+                self.folder.delete(name)
+            except StoreError:
+                # The output is finished; what is left of its making does no harm.
+                logger.exception("could not remove %s of %s", name, self.folder.url)
 
     def _own_record(self) -> ArtifactRecord:
         record = read_record(self.folder)

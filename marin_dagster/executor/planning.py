@@ -117,8 +117,9 @@ def decide(
         RoutingError: steps that must run have no runner that can take them.
     """
     executable = plan.get_executable_step_deps()
-    forced = _forced(planned, settings.force)
-    overrides = _overrides(planned, routing.config.steps)
+    names = _Names(context, planned)
+    forced = names.forced(settings.force)
+    overrides = names.overrides(routing.config.steps)
     to_run: list[str] = []
     pruned: dict[str, str] = {}
     hits: dict[str, PlannedStep] = {}
@@ -227,34 +228,46 @@ def _cache(
     return cache
 
 
-def _forced(planned: Mapping[str, PlannedStep], force: bool | tuple[str, ...]) -> set[str]:
-    if isinstance(force, bool):
-        return set(planned) if force else set()
-    return set().union(*_keys_named(planned, force, "force").values())
+class _Names:
+    """What a run's config can call a step: its name, its name with hash, or its asset key."""
+
+    def __init__(self, context: PlanExecutionContext, planned: Mapping[str, PlannedStep]) -> None:
+        self._context = context
+        self._planned = planned
+        self._keys: dict[str, set[str]] = defaultdict(set)
+        for key, found in planned.items():
+            for name in (*_names(found.step), found.asset_key.to_user_string()):
+                self._keys[name].add(key)
+        # A run may be a part of the one that its config was made for.
+        self._others = {key.to_user_string() for key in _asset_keys(context)}
+        for graph, _ in _by_graph(planned):
+            self._others.update(name for step in graph.steps.values() for name in _names(step))
+
+    def forced(self, force: bool | tuple[str, ...]) -> set[str]:
+        if isinstance(force, bool):
+            return set(self._planned) if force else set()
+        return {key for name in force for key in self._named(name, "force")}
+
+    def overrides(self, steps: Mapping[str, StepOverride]) -> dict[str, StepOverride]:
+        return {key: own for name, own in steps.items() for key in self._named(name, "steps")}
+
+    def _named(self, name: str, option: str) -> set[str]:
+        if name in self._keys:
+            return self._keys[name]
+        if name in self._others:
+            self._context.log.warning(f"{option} names {name!r}, which this run does not select.")
+            return set()
+        close = difflib.get_close_matches(name, self._keys, n=3)
+        hint = f" Did you mean {' or '.join(map(repr, close))}?" if close else ""
+        raise StepError(f"{option} names {name!r}, which is no step of this run.{hint}")
 
 
-def _overrides(
-    planned: Mapping[str, PlannedStep], steps: Mapping[str, StepOverride]
-) -> dict[str, StepOverride]:
-    named = _keys_named(planned, steps, "steps")
-    return {key: steps[name] for name, keys in named.items() for key in keys}
+def _names(step: StepLike) -> tuple[str, str]:
+    return step.name, step.name_with_hash
 
 
-def _keys_named(
-    planned: Mapping[str, PlannedStep], names: Iterable[str], option: str
-) -> dict[str, set[str]]:
-    """The step keys behind names, names with hash or asset keys in the run's config."""
-    by_name: dict[str, set[str]] = defaultdict(set)
-    for key, found in planned.items():
-        step = found.step
-        for name in (step.name, step.name_with_hash, found.asset_key.to_user_string()):
-            by_name[name].add(key)
-    for name in names:
-        if name not in by_name:
-            close = difflib.get_close_matches(name, by_name, n=3)
-            hint = f" Did you mean {' or '.join(map(repr, close))}?" if close else ""
-            raise StepError(f"{option} names {name!r}, which is no step of this run.{hint}")
-    return {name: by_name[name] for name in names}
+def _asset_keys(context: PlanExecutionContext) -> Iterable[dg.AssetKey]:
+    return context.job_def.asset_layer.asset_graph.get_all_asset_keys()
 
 
 def _places(

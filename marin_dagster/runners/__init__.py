@@ -12,8 +12,9 @@ from marin_dagster.runners.base import (
     Runner,
     describe_exit,
 )
-from marin_dagster.runners.driver import Controls, finish, read_job_note, submit, take_over
+from marin_dagster.runners.driver import Controls, finish, submit, take_over
 from marin_dagster.runners.inline import run_inline
+from marin_dagster.runners.notes import JobNote, read_job_note
 from marin_dagster.runners.payload import StepCall, pack, run_packed
 from marin_dagster.runners.routing import (
     INLINE,
@@ -39,6 +40,7 @@ __all__ = [
     "Controls",
     "FraySettings",
     "Job",
+    "JobNote",
     "JobState",
     "JobStatus",
     "Place",

@@ -45,6 +45,10 @@ class JobState(Enum):
         return self.final and self is not JobState.SUCCEEDED
 
 
+PROCESS_ENGINE = "process"
+"""The engine whose jobs end with the process that submitted them."""
+
+
 @dataclass(frozen=True)
 class JobStatus:
     """What an engine says about a job."""
@@ -174,6 +178,11 @@ class Runner(Protocol):
     @property
     def name(self) -> str:
         """What the executor's config calls it."""
+        ...
+
+    @property
+    def engine(self) -> str:
+        """Which engine that is, so that a job is not looked for on another of the same name."""
         ...
 
     def refuses(self, step: StepLike, request: Request) -> str | None:

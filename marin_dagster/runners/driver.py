@@ -6,16 +6,14 @@ driver's death the next one attaches to the job instead of starting a second. It
 job is known to have ended.
 """
 
-import json
 import logging
 import os
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
 
-from marin_dagster.cache import Attempt, Folder, Status, read_record
+from marin_dagster.cache import Attempt, Status, read_record
 from marin_dagster.errors import (
     EngineAwayError,
     EngineError,
@@ -26,33 +24,34 @@ from marin_dagster.errors import (
     RunnerError,
     StoreError,
 )
-from marin_dagster.runners.base import Job, JobState, JobStatus, Request, Runner, job_name
+from marin_dagster.runners.base import (
+    PROCESS_ENGINE,
+    Job,
+    JobState,
+    JobStatus,
+    Request,
+    Runner,
+    job_name,
+)
+from marin_dagster.runners.joblogs import log_of
+from marin_dagster.runners.notes import (
+    JOB_FILE,
+    JobNote,
+    forget_job_note,
+    read_job_note,
+    write_job_note,
+)
 from marin_dagster.runners.payload import StepCall, forget_traces, read_fault
 from marin_dagster.steps.paths import PREFIX_VARIABLE, output_prefix
 
 logger = logging.getLogger(__name__)
 
-JOB_FILE = ".step_job.json"
-
 _LOOK_S = 1.0
-_LOG_DRAIN_S = 5.0
 _CANCEL_S = 60.0
 """Clusters give a job time to end by itself first; Slurm by default 30 seconds."""
 _SAY_TROUBLE_S = 5.0
 UNREACHABLE_S = 120.0
 """Seconds without an answer after which an engine's job counts as lost."""
-
-
-@dataclass(frozen=True)
-class JobNote:
-    """The job that builds an output: what ``.step_job.json`` says."""
-
-    runner: str
-    job: str
-    owner: str
-    """Worker id of the attempt that submitted it, or attached to it last."""
-    cancelled: bool = False
-    """Its driver wanted it stopped, and did not see it end."""
 
 
 @dataclass(frozen=True)
@@ -67,18 +66,6 @@ class Controls:
     """Takes what the job writes: ``("stdout" | "stderr", text)``."""
     say: Callable[[str], None]
     """Takes what people should know."""
-
-
-def read_job_note(folder: Folder) -> JobNote | None:
-    """The job that was submitted for an output and is not known to have ended.
-
-    Raises:
-        StoreError: the store refused.
-    """
-    try:
-        return JobNote(**json.loads(folder.read(JOB_FILE) or b""))
-    except (ValueError, TypeError):
-        return None
 
 
 def take_over(
@@ -98,13 +85,17 @@ def take_over(
         StoreError: the store refused.
     """
     where = f"step {attempt.step.name_with_hash} ({attempt.folder.url})"
-    if left_over.runner not in runners:
+    runner = runners.get(left_over.runner)
+    if left_over.engine == PROCESS_ENGINE:
+        job = None  # it has ended with the process whose lease has run out
+    elif runner is None or runner.engine != left_over.engine:
         raise RoutingError(
-            f"{where}: job {left_over.job} of the runner {left_over.runner!r} was left over by an "
-            "earlier run and may still be writing there, but this run has no such runner. "
-            f"Configure it, or make sure that the job has ended and delete {JOB_FILE}."
+            f"{where}: job {left_over.job} of the runner {left_over.runner!r} ({left_over.engine}) "
+            "was left over by an earlier run and may still be writing there, but this run has no "
+            f"such runner. Configure it, or make sure that the job has ended and delete {JOB_FILE}."
         )
-    job = runners[left_over.runner].attach(left_over.job)
+    else:
+        job = runner.attach(left_over.job)
     interrupted = attempt.previous is Status.RUNNING
     if job is None and interrupted and read_record(attempt.folder) is not None:
         # The driver died between the end of the job and its own, and the engine has forgotten it.
@@ -122,7 +113,7 @@ def take_over(
     if job is None or job.status.state.failed or (rebuilding and job.status.state.final):
         attempt.folder.delete(JOB_FILE)
         return None
-    _write_note(attempt, JobNote(left_over.runner, job.name, attempt.worker_id))
+    write_job_note(attempt, replace(left_over, owner=attempt.worker_id))
     controls.say(
         f"attached to job {job.label} of {left_over.runner}, which an earlier run had submitted"
     )
@@ -141,7 +132,7 @@ def submit(runner: Runner, attempt: Attempt, request: Request, controls: Control
     name = job_name(attempt.step, request, attempt.id)
     call = StepCall.of(attempt, name)
     forget_traces(attempt.folder)
-    _write_note(attempt, JobNote(runner.name, name, attempt.worker_id))
+    write_job_note(attempt, JobNote(runner.name, name, attempt.worker_id, runner.engine))
     try:
         job = runner.submit(name, call, _with_prefix(request))
     except EngineAwayError:
@@ -150,7 +141,13 @@ def submit(runner: Runner, attempt: Attempt, request: Request, controls: Control
         attempt.folder.delete(JOB_FILE)
         raise
     page = f" ({job.url})" if job.url else ""
-    controls.say(f"submitted to {runner.name} as job {job.label}{page}")
+    try:
+        controls.say(f"submitted to {runner.name} as job {job.label}{page}")
+    except BaseException:
+        _stop(job, attempt)
+        if job.status.state.final:
+            forget_job_note(attempt)
+        raise
     return job
 
 
@@ -168,25 +165,22 @@ def finish(job: Job, attempt: Attempt, controls: Controls) -> None:
         StoreError: the store refused.
     """
     try:
-        with controls.waking(job.wake), _log_of(job, controls.write):
+        with controls.waking(job.wake), log_of(job, controls.write):
             _wait(job, attempt, controls)
         _judge(job, attempt)
     except BaseException:
         if job.status.state.final:
-            _forget(attempt)
+            forget_job_note(attempt)
         raise
-    attempt.folder.delete(JOB_FILE)
     attempt.has_record = True
+    # Not before SUCCESS: until then the next driver must find the job that has done the work.
+    attempt.scaffold = (JOB_FILE,)
 
 
 def _with_prefix(request: Request) -> Request:
     """The request with the prefix of this process, which functions ask for output paths."""
     prefix = {PREFIX_VARIABLE: output_prefix(None)} if PREFIX_VARIABLE in os.environ else {}
     return replace(request, env_vars={**prefix, **request.env_vars})
-
-
-def _write_note(attempt: Attempt, note: JobNote) -> None:
-    attempt.folder.write(JOB_FILE, json.dumps(asdict(note)).encode())
 
 
 def _wait(job: Job, attempt: Attempt, controls: Controls) -> None:
@@ -232,19 +226,9 @@ def _stop(job: Job, attempt: Attempt) -> None:
     _cancel(job)
     if note is not None and not job.status.state.final:
         try:
-            _write_note(attempt, replace(note, cancelled=True))
+            write_job_note(attempt, replace(note, cancelled=True))
         except StoreError:
             logger.exception("could not note that job %s was cancelled", job.label)
-
-
-def _forget(attempt: Attempt) -> None:
-    """Remove the note of a job that has ended, if it is still this attempt's."""
-    try:
-        note = read_job_note(attempt.folder)
-        if note is not None and note.owner == attempt.worker_id:
-            attempt.folder.delete(JOB_FILE)
-    except StoreError:
-        logger.exception("could not remove %s of %s", JOB_FILE, attempt.folder.url)
 
 
 def _cancel(job: Job) -> None:
@@ -282,23 +266,3 @@ def _judge(job: Job, attempt: Attempt) -> None:
             f"{where}: {memory}{fault.type}: {fault.message}\n\n{fault.traceback.rstrip()}"
         )
     raise JobFailedError(f"{where}: died: {reason}")
-
-
-@contextmanager
-def _log_of(job: Job, write: Callable[[str, str], None]) -> Iterator[None]:
-    """Copy the job's log while the body runs, and a little longer, until it is drained."""
-
-    def copy() -> None:
-        try:
-            for stream, text in job.logs():
-                write(stream, text)
-        except Exception as error:
-            write("stderr", f"[the log of job {job.label} broke off: {error}]\n")
-
-    thread = threading.Thread(target=copy, name=f"marin-log-{job.name}", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        # A log that hangs holds nobody up.
-        thread.join(_LOG_DRAIN_S)

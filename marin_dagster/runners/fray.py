@@ -45,6 +45,11 @@ class FrayRunner:
         """What the executor's config calls it."""
         return self._name
 
+    @property
+    def engine(self) -> str:
+        """Fray's client: the controller's address, or what was given in code."""
+        return f"fray {self._settings.address or 'client'}"
+
     def refuses(self, step: StepLike, request: Request) -> str | None:
         """Why Fray or this client cannot run the step."""
         try:

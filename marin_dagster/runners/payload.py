@@ -8,15 +8,16 @@ module is all that a worker needs; it imports neither Dagster nor an engine.
 import io
 import json
 import os
+import pickle
 import sys
 import sysconfig
 import threading
 import traceback
 import types
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -92,6 +93,7 @@ def pack(call: StepCall) -> bytes:
         dispatch_table: ClassVar = {
             **cloudpickle.CloudPickler.dispatch_table,
             types.CodeType: _reduce_code,
+            _Cached: _reduce_cached,
         }
 
     buffer = io.BytesIO()
@@ -104,7 +106,7 @@ def pack(call: StepCall) -> bytes:
             f"{type(error).__name__}: {error}. Open files, locks and connections inside the "
             "function instead of holding them in it."
         ) from error
-    return buffer.getvalue()
+    return pickle.dumps((call.output_path, call.job, buffer.getvalue()))
 
 
 def run_packed(packed: bytes) -> None:
@@ -115,23 +117,26 @@ def run_packed(packed: bytes) -> None:
     Raises:
         SystemExit: with code 1 when the call failed; the traceback is on stderr.
     """
-    import pickle
-
-    # What cannot even be loaded has no output path to write an error to; the log has it.
-    call: StepCall = pickle.loads(packed)
-    folder = Folder.at(call.output_path)
+    # First where the output is, so that there is a place for the fault of loading the rest.
+    output_path, job, function_and_record = pickle.loads(packed)
+    folder = Folder.at(output_path)
     try:
-        result = call.function(call.output_path)
-        if call.record is not None and _rank() == 0:
-            payload = result_payload(call, result)
-            write_record(folder, call.record.model_copy(update={"result": payload}))
+        _run(folder, pickle.loads(function_and_record))
     except BaseException as error:
-        if error.__traceback__ is not None:  # without the line above: people look for their own
-            error = error.with_traceback(error.__traceback__.tb_next or error.__traceback__)
-        traceback.print_exception(error)
-        with _said_on_stderr():
-            _write_fault(folder, call.job, error)
+        _make_room()
+        if error.__traceback__ is not None:  # without the lines here: people look for their own
+            error = error.with_traceback(_below_here(error.__traceback__))
+        for tell in (_write_fault, _print_fault):
+            with _said_on_stderr():
+                tell(folder, job, error)
         raise SystemExit(1) from None
+
+
+def _run(folder: Folder, call: StepCall) -> None:
+    result = call.function(call.output_path)
+    if call.record is not None and _rank() == 0:
+        payload = result_payload(call, result)
+        write_record(folder, call.record.model_copy(update={"result": payload}))
 
 
 def read_fault(folder: Folder, job: str) -> StepFault | None:
@@ -159,15 +164,41 @@ def forget_traces(folder: Folder) -> None:
 
 
 def _write_fault(folder: Folder, job: str, error: BaseException) -> None:
-    text = "".join(traceback.format_exception(error))
+    try:
+        message = str(error)
+    except Exception as broken:
+        message = f"(its message cannot be shown: {type(broken).__name__})"
+    out_of_memory = isinstance(error, MemoryError)
     fault = {
         "job": job,
-        "type": type(error).__qualname__,
-        "message": str(error)[:_LONGEST_TEXT],
+        # Array libraries have a MemoryError of their own.
+        "type": "MemoryError" if out_of_memory else type(error).__qualname__,
+        "message": message[:_LONGEST_TEXT],
         # The end says most.
-        "traceback": text[-_LONGEST_TEXT:],
+        "traceback": "".join(traceback.format_exception(error))[-_LONGEST_TEXT:],
     }
     folder.write(ERROR_FILE, json.dumps(fault).encode())
+
+
+def _print_fault(folder: Folder, job: str, error: BaseException) -> None:
+    traceback.print_exception(error)
+
+
+def _below_here(trace: types.TracebackType) -> types.TracebackType:
+    """The part of a traceback that is not of this file."""
+    below: types.TracebackType | None = trace
+    while below is not None and below.tb_frame.f_code.co_filename == __file__:
+        below = below.tb_next
+    return below or trace
+
+
+def _make_room() -> None:
+    """Let a process that has reached its memory limit write down what has happened."""
+    with suppress(ImportError, OSError, ValueError):
+        import resource
+
+        _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+        resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
 
 
 def _rank() -> int:
@@ -180,7 +211,8 @@ def _said_on_stderr() -> Iterator[None]:
     try:
         yield
     except Exception:
-        traceback.print_exc()
+        with suppress(Exception):  # the function may have closed it
+            traceback.print_exc()
 
 
 def _reduce_code(code: types.CodeType) -> tuple[Any, ...]:
@@ -190,6 +222,21 @@ def _reduce_code(code: types.CodeType) -> tuple[Any, ...]:
     constructor, arguments = cloudpickle.CloudPickler.dispatch_table[types.CodeType](code)
     named = (code.co_filename if part == "<dynamic-code>" else part for part in arguments)
     return constructor, tuple(named)
+
+
+_Cached = type(lru_cache(lambda: None))
+
+
+def _reduce_cached(wrapper: Any) -> Any:
+    """``functools.lru_cache`` and ``cache`` by value like what they wrap, with an empty cache."""
+    module = sys.modules.get(wrapper.__module__)
+    if _is_source_of_user(getattr(module, "__file__", None)):
+        return _cached, (wrapper.__wrapped__, wrapper.cache_parameters())
+    return wrapper.__reduce__()
+
+
+def _cached(function: Callable[..., Any], parameters: dict[str, Any]) -> Any:
+    return lru_cache(**parameters)(function)
 
 
 _registry = threading.Lock()

@@ -21,7 +21,14 @@ from pathlib import Path
 from typing import Any
 
 from marin_dagster.errors import EngineError
-from marin_dagster.runners.base import Job, JobState, JobStatus, Request, describe_exit
+from marin_dagster.runners.base import (
+    PROCESS_ENGINE,
+    Job,
+    JobState,
+    JobStatus,
+    Request,
+    describe_exit,
+)
 from marin_dagster.runners.payload import RANK_VARIABLES, StepCall, pack
 from marin_dagster.runners.settings import ProcessSettings
 from marin_dagster.runners.zygote import KILL, MESSAGE, NUMBER, START, Order
@@ -47,6 +54,13 @@ class ProcessJob(Job):
 
     def logs(self) -> Iterator[tuple[str, str]]:
         """What the process and its children write."""
+        try:
+            yield from self._read()
+        finally:
+            for descriptor in self.outputs:
+                os.close(descriptor)
+
+    def _read(self) -> Iterator[tuple[str, str]]:
         decoders = [codecs.getincrementaldecoder("utf-8")("replace") for _ in self.outputs]
         deadline: float | None = None
         with selectors.DefaultSelector() as selector:
@@ -55,8 +69,7 @@ class ProcessJob(Job):
             while selector.get_map():
                 if deadline is None and self.status.state.final:
                     deadline = time.monotonic() + _LAST_WORDS_S
-                ready = selector.select(_LAST_WORDS_S)
-                for key, _ in ready:
+                for key, _ in selector.select(_LAST_WORDS_S):
                     data = os.read(key.fd, 65536)
                     text = decoders[key.data].decode(data, final=not data)
                     if text:
@@ -64,9 +77,7 @@ class ProcessJob(Job):
                     if not data:
                         selector.unregister(key.fd)
                 if deadline is not None and time.monotonic() > deadline:
-                    break
-        for descriptor in self.outputs:
-            os.close(descriptor)
+                    return
 
     def cancel(self) -> None:
         """Stop the process and everything in its group: SIGTERM, and SIGKILL a second later."""
@@ -98,6 +109,11 @@ class ProcessRunner:
     _control: socket.socket | None = None
     _gpu_use: list[int] = field(default_factory=list)
 
+    @property
+    def engine(self) -> str:
+        """This machine, for as long as this process lives."""
+        return PROCESS_ENGINE
+
     def refuses(self, step: StepLike, request: Request) -> str | None:
         """This machine has no TPUs, one replica, and the packages that it has."""
         resources = request.resources
@@ -123,6 +139,7 @@ class ProcessRunner:
 
     def submit(self, name: str, call: StepCall, request: Request) -> ProcessJob:
         """Fork a process for the call."""
+        packed = pack(call)
         gpus = self._take_gpus(request.resources)
         environment = {**os.environ, **self.settings.env, **request.env_vars}
         for variable in RANK_VARIABLES:
@@ -133,7 +150,7 @@ class ProcessRunner:
         memory = None
         if self.settings.limit_memory and request.resources is not None:
             memory = parse_size(request.resources.ram)
-        order = Order(pack(call), environment, os.getcwd(), list(sys.path), memory)
+        order = Order(packed, environment, os.getcwd(), list(sys.path), memory)
         try:
             pid, outputs, status_pipe = self._start(order)
         except OSError as error:
@@ -166,9 +183,7 @@ class ProcessRunner:
         """End the small process and with it every step that still runs."""
         with self._mutex:
             zygote, self._zygote = self._zygote, None
-            if self._control is not None:
-                self._control.close()
-                self._control = None
+            self._disconnect()
         if zygote is not None:
             try:
                 zygote.wait(timeout=10)
@@ -209,8 +224,7 @@ class ProcessRunner:
         """The socket to the small process, started anew where it is not running."""
         if self._zygote is not None and self._zygote.poll() is None and self._control is not None:
             return self._control
-        if self._control is not None:
-            self._control.close()
+        self._disconnect()
         ours, theirs = socket.socketpair()
         with theirs:
             self._zygote = subprocess.Popen(
@@ -228,6 +242,14 @@ class ProcessRunner:
             )
         self._control = ours
         return ours
+
+    def _disconnect(self) -> None:
+        control, self._control = self._control, None
+        if control is not None:
+            # Not only closed: a process that was forked from this one may hold it open.
+            with suppress(OSError):
+                control.shutdown(socket.SHUT_RDWR)
+            control.close()
 
     def _gpus(self) -> int:
         if self.settings.gpus is not None:

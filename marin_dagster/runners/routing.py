@@ -154,7 +154,14 @@ class Routing:
             request = _overridden(step, request, override)
         name = (override and override.runner) or tag or self._routed(step, request)
         where = f"step {step.name_with_hash} ({step.output_path})"
+        if fault := _environment_fault(request.env_vars):
+            raise RoutingError(f"{where}: {fault}.")
         if name == INLINE:
+            if override is not None and override.env:
+                raise RoutingError(
+                    f"{where}: this run's config gives it an environment, and it runs inline, in "
+                    "the environment of the run worker. Give it a runner, too."
+                )
             return Place(INLINE, request)
         if name not in self._built:
             known = ", ".join([INLINE, *self._built])
@@ -223,6 +230,15 @@ def _fits(route: Route, step: StepLike, resources: Any) -> bool:
         and (route.min_cpu is None or resources.cpu >= route.min_cpu)
         and (route.min_ram is None or parse_size(resources.ram) >= parse_size(route.min_ram))
     )
+
+
+def _environment_fault(environment: Mapping[str, Any]) -> str | None:
+    for name, value in environment.items():
+        if not isinstance(name, str) or not name or "=" in name or "\0" in name:
+            return f"{name!r} is no name of an environment variable"
+        if not isinstance(value, str) or "\0" in value:
+            return f"the environment variable {name} is {value!r:.60}, not text"
+    return None
 
 
 def _overridden(step: StepLike, request: Request, override: StepOverride) -> Request:

@@ -14,7 +14,6 @@ failed, is reported as lost.
 """
 
 import codecs
-import math
 import os
 import re
 import shlex
@@ -41,10 +40,10 @@ from marin_dagster.runners.slurm_tools import (
     ask_slurm,
     job_field,
     job_status,
+    resource_parameters,
     show_job,
 )
 from marin_dagster.steps import StepLike
-from marin_dagster.steps.resources import ResourceConfig, parse_size
 
 _SUBMIT_S = 30
 _LOG_PAUSE_S = 0.2
@@ -107,6 +106,11 @@ class SlurmRunner:
 
     def __post_init__(self) -> None:
         self.poller = Poller(self._ask, self.name)
+
+    @property
+    def engine(self) -> str:
+        """Slurm; which cluster, its own configuration says."""
+        return "slurm"
 
     def refuses(self, step: StepLike, request: Request) -> str | None:
         """Slurm has no TPUs, places and images, and nodes have the packages that they have."""
@@ -195,7 +199,7 @@ class SlurmRunner:
         """What submitit is told: its own parameters, and further ones of sbatch."""
         parameters: dict[str, Any] = {
             "nodes": 1,
-            **_resource_parameters(request.resources),
+            **resource_parameters(request.resources),
             "partition": self.settings.partition,
             "account": self.settings.account,
             # Submitit's own defaults are five minutes, a key of its own for accounting, and a
@@ -204,7 +208,11 @@ class SlurmRunner:
             "wckey": None,
             "signal_delay_s": 0,
             "no_requeue": True,
-            **{key.replace("-", "_"): value for key, value in self.settings.parameters.items()},
+            # An empty one drops what is derived; Dagster's config has no null here.
+            **{
+                key.replace("-", "_"): None if value == "" else value
+                for key, value in self.settings.parameters.items()
+            },
             "job_name": name,
         }
         ranks = any(parameters.get(key) not in (None, 1) for key in _RANK_PARAMETERS)
@@ -292,32 +300,6 @@ def _run_step(packed: bytes) -> None:
     finally:
         with suppress(OSError):
             Path(os.environ["SUBMITIT_FOLDER"], _ENDED).touch()
-
-
-def _resource_parameters(resources: Any) -> dict[str, Any]:
-    """A step's request in sbatch's words. A replica is a node."""
-    if resources is None:
-        return {}
-    parameters: dict[str, Any] = {
-        "nodes": resources.replicas,
-        "ntasks_per_node": 1,
-        "cpus_per_task": math.ceil(resources.cpu),
-        "mem": _mebibytes(resources.ram),
-    }
-    # --tmp reserves nothing: it picks nodes that are configured with so much TmpDisk, and on most
-    # clusters none is configured at all. So it is only for steps that ask for a disk themselves.
-    if parse_size(resources.disk) != parse_size(ResourceConfig.disk):
-        parameters["tmp"] = _mebibytes(resources.disk)
-    device = resources.device
-    if device.kind == "gpu":
-        # Slurm names models in lower case where it detects them itself.
-        model = "" if device.variant == "auto" else f"{device.variant.lower()}:"
-        parameters["gpus_per_node"] = f"{model}{device.count}"
-    return parameters
-
-
-def _mebibytes(size: str) -> str:
-    return f"{math.ceil(parse_size(size) / (1 << 20))}M"
 
 
 def _import_path() -> str:

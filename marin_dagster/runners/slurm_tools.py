@@ -1,11 +1,14 @@
 """What Slurm's tools say about jobs, and asking them."""
 
+import math
 import re
 import signal
 import subprocess
+from typing import Any
 
 from marin_dagster.errors import EngineError
 from marin_dagster.runners.base import JobState, JobStatus, describe_exit
+from marin_dagster.steps.resources import ResourceConfig, parse_size
 
 _ASK_S = 15.0
 """Deadline of a question to Slurm. Its tools give up by themselves after about 9 seconds and then
@@ -106,3 +109,29 @@ def _minutes(limit: str) -> int | str:
         return limit
     days, hours, minutes, _ = (int(part or 0) for part in match.groups())
     return (days * 24 + hours) * 60 + minutes
+
+
+def resource_parameters(resources: Any) -> dict[str, Any]:
+    """A step's request in sbatch's words. A replica is a node."""
+    if resources is None:
+        return {}
+    parameters: dict[str, Any] = {
+        "nodes": resources.replicas,
+        "ntasks_per_node": 1,
+        "cpus_per_task": math.ceil(resources.cpu),
+        "mem": _mebibytes(resources.ram),
+    }
+    # --tmp reserves nothing: it picks nodes that are configured with so much TmpDisk, and on most
+    # clusters none is configured at all. So it is only for steps that ask for a disk themselves.
+    if parse_size(resources.disk) != parse_size(ResourceConfig.disk):
+        parameters["tmp"] = _mebibytes(resources.disk)
+    device = resources.device
+    if device.kind == "gpu":
+        # Slurm names models in lower case where it detects them itself.
+        model = "" if device.variant == "auto" else f"{device.variant.lower()}:"
+        parameters["gpus_per_node"] = f"{model}{device.count}"
+    return parameters
+
+
+def _mebibytes(size: str) -> str:
+    return f"{math.ceil(parse_size(size) / (1 << 20))}M"

@@ -4,7 +4,7 @@ It has imported what a worker needs and nothing else: no threads, no Dagster, no
 worker's memory. It reads orders from a socket; with each come four descriptors: the order itself,
 the step's stdout and stderr, and a pipe that receives the process id and then the exit code. Each
 step leads a process group of its own. When the step ends, what is left of its group is killed; when
-the run worker dies, the socket ends, and everything is killed.
+the run worker dies, everything is killed.
 
 Python's own fork server would do most of this, but runs the main script of its client again in
 every child, which for Dagster's commands takes a second, and survives its client's children.
@@ -34,6 +34,8 @@ START, KILL = b"s", b"k"
 NUMBER = struct.Struct("=q")
 """What the status pipe carries: the process id, then the exit code, negative for a signal."""
 
+LAST_WORDS_BYTES = 64 << 20
+"""Memory beyond the limit with which a step that has reached it can write down its error."""
 _TERM_TO_KILL_S = 1.0
 _PR_SET_PDEATHSIG = 1
 
@@ -69,16 +71,21 @@ class Zygote:
         os.set_blocking(waker, False)
         signal.set_wakeup_fd(waker)
         signal.signal(signal.SIGCHLD, lambda *_: None)
+        # The socket alone does not tell: a process that the run worker has forked may hold it open.
+        worker = _watch(os.getppid())
         while True:
             timeout = None
             if self._kill_at:
                 timeout = max(0.0, min(self._kill_at.values()) - time.monotonic())
-            ready, _, _ = select.select([self.control.fileno(), wake], [], [], timeout)
+            watched = [self.control.fileno(), wake, *worker]
+            ready, _, _ = select.select(watched, [], [], timeout)
             if wake in ready:
                 os.read(wake, 4096)
             self._reap()
             self._kill_overdue()
-            if self.control.fileno() in ready and not self._obey(wake, waker):
+            gone = not worker.isdisjoint(ready)
+            called = self.control.fileno() in ready
+            if gone or (called and not self._obey(wake, waker, *worker)):
                 for pid in self._running:
                     _kill_group(pid, signal.SIGKILL)
                 return
@@ -94,7 +101,13 @@ class Zygote:
                 self._kill_at[pid] = time.monotonic() + _TERM_TO_KILL_S
             return True
         order, stdout, stderr, status = descriptors
-        child = os.fork()
+        try:
+            child = os.fork()
+        except OSError:
+            # The run worker learns it from the pipe that ends without a word.
+            for descriptor in descriptors:
+                os.close(descriptor)
+            return True
         if child == 0:
             self.control.close()
             for descriptor in (*unwanted, status, *self._running.values()):
@@ -126,6 +139,8 @@ class Zygote:
         for pid, moment in list(self._kill_at.items()):
             if time.monotonic() >= moment:
                 _kill_group(pid, signal.SIGKILL)
+                with suppress(ProcessLookupError):  # it may have joined another group
+                    os.kill(pid, signal.SIGKILL)
                 del self._kill_at[pid]
 
 
@@ -141,9 +156,26 @@ def main(descriptor: int) -> None:
     Zygote(socket.socket(fileno=descriptor)).serve()
 
 
+def _watch(pid: int) -> set[int]:
+    """A descriptor that becomes readable when the process ends, where the system has such."""
+    try:
+        return {os.pidfd_open(pid)} if sys.platform == "linux" else set()
+    except ProcessLookupError:
+        raise SystemExit(0) from None
+
+
 def _tell(pipe: int, number: int) -> None:
     with suppress(BrokenPipeError):
         os.write(pipe, NUMBER.pack(number))
+
+
+def _limit_memory(limit: int) -> None:
+    """The soft limit is what counts; the hard one leaves room to say that it was reached."""
+    _, most = resource.getrlimit(resource.RLIMIT_DATA)
+    hard = limit + LAST_WORDS_BYTES
+    if most != resource.RLIM_INFINITY:
+        hard = min(hard, most)
+    resource.setrlimit(resource.RLIMIT_DATA, (min(limit, hard), hard))
 
 
 def _kill_group(pid: int, number: signal.Signals) -> None:
@@ -165,7 +197,9 @@ def _run(order_file: int, stdout: int, stderr: int) -> NoReturn:
         os.dup2(stderr, 2)
         os.close(stdout)
         os.close(stderr)
-        sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+        # The run worker may have been started without them.
+        sys.stdout = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115
+        sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
         with open(order_file, "rb") as file:
             order: Order = pickle.load(file)
         os.environ.clear()
@@ -173,7 +207,7 @@ def _run(order_file: int, stdout: int, stderr: int) -> NoReturn:
         os.chdir(order.folder)
         sys.path[:] = order.path
         if order.memory is not None:
-            resource.setrlimit(resource.RLIMIT_DATA, (order.memory, order.memory))
+            _limit_memory(order.memory)
         run_packed(order.packed)
         code = 0
     except SystemExit as error:

@@ -51,6 +51,7 @@ class FakeRunner:
     """Done to each job before it is handed out."""
     away: str = ""
     """What it says instead of answering."""
+    engine: str = "fake"
     submitted: threading.Event = field(default_factory=threading.Event)
 
     def refuses(self, step: StepLike, request: Request) -> str | None:

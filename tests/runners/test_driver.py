@@ -10,7 +10,8 @@ from fake_engine import FakeJob, FakeRunner
 from step_functions import write
 
 from marin_dagster import StepSpec
-from marin_dagster.cache import Folder, StepCache
+from marin_dagster.cache import Folder, Status, StepCache
+from marin_dagster.cache import attempt as attempt_module
 from marin_dagster.errors import (
     EngineAwayError,
     EngineError,
@@ -20,7 +21,15 @@ from marin_dagster.errors import (
     RoutingError,
     StoreError,
 )
-from marin_dagster.runners import JobState, Request, StepCall, driver, read_job_note
+from marin_dagster.runners import (
+    JobNote,
+    JobState,
+    Request,
+    StepCall,
+    driver,
+    joblogs,
+    read_job_note,
+)
 from support import is_locked, status_of
 
 
@@ -42,7 +51,7 @@ def started(step: StepSpec, runner: FakeRunner) -> tuple[Drive, FakeJob]:
     return drive, drive.job
 
 
-def note_of(step: StepSpec) -> driver.JobNote | None:
+def note_of(step: StepSpec) -> JobNote | None:
     return read_job_note(Folder.at(step.output_path))
 
 
@@ -108,7 +117,7 @@ def test_an_old_record_does_not_make_a_success(runner: FakeRunner, step: StepSpe
 def test_a_log_that_hangs_or_breaks_changes_nothing(
     runner: FakeRunner, step: StepSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(driver, "_LOG_DRAIN_S", 0.1)
+    monkeypatch.setattr(joblogs, "_LOG_DRAIN_S", 0.1)
     blocked, go_on = threading.Event(), threading.Event()
 
     def log() -> Iterator[tuple[str, str]]:
@@ -284,7 +293,9 @@ def test_losing_the_lease_to_who_attached_to_the_job_leaves_it_alone(
     drive, job = started(step, runner)
 
     note = Path(step.output_path, ".step_job.json")
-    note.write_text(f'{{"runner": "engine", "job": "{job.name}", "owner": "foreign"}}')
+    note.write_text(
+        f'{{"runner": "engine", "job": "{job.name}", "owner": "foreign", "engine": "fake"}}'
+    )
     lock = Path(step.output_path, ".executor_status.lock")
     lock.write_text('{"worker_id": "foreign", "timestamp": 99999999999}')
 
@@ -430,12 +441,117 @@ def test_a_job_of_a_runner_that_is_not_configured_any_more_stops_the_step(
 ) -> None:
     left_over(step, runner)
     note = Path(step.output_path, ".step_job.json")
-    note.write_text(note.read_text().replace('"engine"', '"gone"'))
+    note.write_text(note.read_text().replace('"runner": "engine"', '"runner": "gone"'))
 
-    with pytest.raises(RoutingError, match=r"the runner 'gone' was left over .* delete .step_job"):
+    with pytest.raises(RoutingError, match=r"'gone' .* was left over .* delete .step_job"):
         Drive(step, runner).start().end()
 
     assert note.exists()
+
+
+def test_a_job_of_another_engine_under_the_same_name_stops_the_step(
+    runner: FakeRunner, step: StepSpec
+) -> None:
+    left_over(step, runner)
+    other = FakeRunner(engine="another")
+
+    with pytest.raises(RoutingError, match=r"'engine' \(fake\) was left over"):
+        Drive(step, other).start().end()
+
+    assert other.jobs == {}
+
+
+def test_a_process_has_ended_with_its_run_worker_whatever_its_runner_was_called(
+    runner: FakeRunner, step: StepSpec
+) -> None:
+    left_over(step, runner)
+    note = Path(step.output_path, ".step_job.json")
+    content = note.read_text().replace('"fake"', '"process"')
+    note.write_text(content.replace('"runner": "engine"', '"runner": "gone"'))
+
+    drive, job = started(step, runner)
+    job.succeed()
+    drive.end()
+
+
+def test_a_job_is_found_although_the_status_was_deleted(runner: FakeRunner, step: StepSpec) -> None:
+    job = left_over(step, runner)
+    Path(step.output_path, ".executor_status").unlink()
+
+    drive, same = started(step, runner)
+
+    assert same is job
+    job.succeed()
+    drive.end()
+
+
+def test_a_job_is_cancelled_when_nobody_can_be_told_of_it(
+    runner: FakeRunner, step: StepSpec
+) -> None:
+    class Unsayable(list[str]):
+        def append(self, line: str) -> None:
+            raise ConnectionError("the event log is away")
+
+    drive = Drive(step, runner)
+    drive.said = Unsayable()
+
+    with pytest.raises(ConnectionError):
+        drive.start().end()
+
+    [job] = runner.jobs.values()
+    assert job.cancels == 1
+    assert note_of(step) is None
+
+
+def test_until_success_is_written_the_note_stays(
+    runner: FakeRunner, step: StepSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = []
+    write_status = attempt_module.write_status
+
+    def note_and_write(folder: Folder, status: Status) -> None:
+        seen.append((status.value, note_of(step) is not None))
+        write_status(folder, status)
+
+    monkeypatch.setattr(attempt_module, "write_status", note_and_write)
+    drive, job = started(step, runner)
+    job.succeed()
+    drive.end()
+
+    assert seen == [("SUCCESS", True)]
+    assert note_of(step) is None
+
+
+@pytest.mark.parametrize("how", ["raises", "hangs"])
+def test_a_log_that_cannot_be_written_is_read_to_its_end(
+    runner: FakeRunner, step: StepSpec, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(joblogs, "_LOG_DRAIN_S", 0.1)
+    read, go_on = threading.Event(), threading.Event()
+
+    def log() -> Iterator[tuple[str, str]]:
+        for _ in range(3):
+            yield "stdout", "line\n"
+        read.set()
+
+    class Unwritable(list[tuple[str, str]]):
+        def append(self, piece: tuple[str, str]) -> None:
+            if how == "hangs":
+                go_on.wait()
+            raise OSError("the disk is full")
+
+    runner.prepare = lambda job: setattr(job, "log", log)
+    drive = Drive(step, runner)
+    drive.written = Unwritable()
+    drive.start()
+    assert read.wait(30)
+    drive.until(lambda: isinstance(drive.job, FakeJob))
+    drive.job.succeed()  # type: ignore[union-attr]
+
+    drive.end()
+
+    assert status_of(step) == "SUCCESS"
+    go_on.set()
 
 
 def test_while_the_engine_is_away_nothing_is_started_beside_a_left_over_job(

@@ -210,6 +210,73 @@ def test_an_error_that_cannot_be_written_down_is_on_stderr(tmp_path: Path) -> No
     assert "the real reason" in done.stderr
 
 
+def close_stderr() -> None:
+    sys.stderr.close()
+
+
+@pytest.mark.parametrize("how", [close_stderr, lambda: os.close(2)], ids=["closed", "no file"])
+def test_an_error_is_written_down_although_stderr_is_unusable(how: Callable[[], None]) -> None:
+    def build(output_path: str) -> None:
+        how()
+        raise LookupError("no such corpus")
+
+    call = call_of(build)
+
+    assert run_elsewhere(call).returncode != 0
+    fault = read_fault(Folder.at(call.output_path), "job-1")
+    assert fault is not None
+    assert fault.message == "no such corpus"
+
+
+def test_an_error_whose_message_cannot_be_shown_is_written_down() -> None:
+    class Odd(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError
+
+    def build(output_path: str) -> None:
+        raise Odd
+
+    call = call_of(build)
+
+    assert run_elsewhere(call).returncode == 1
+    fault = read_fault(Folder.at(call.output_path), "job-1")
+    assert fault is not None
+    assert "Odd" in fault.type
+    assert "cannot be shown" in fault.message
+
+
+def test_a_function_that_cannot_be_loaded_is_a_fault() -> None:
+    class Unloadable:
+        def __reduce__(self) -> Any:
+            return (int, ("no number",))
+
+    unloadable = Unloadable()
+    call = call_of(lambda _: {"odd": str(unloadable)})
+
+    assert run_elsewhere(call).returncode == 1
+    fault = read_fault(Folder.at(call.output_path), "job-1")
+    assert fault is not None
+    assert "no number" in fault.message
+
+
+def test_cached_functions_of_such_a_file_travel_by_value(location: Any) -> None:
+    module = location(
+        "from functools import cache, lru_cache\n"
+        "@lru_cache(maxsize=3)\n"
+        "def double(n):\n"
+        "    return 2 * n\n"
+        "@cache\n"
+        "def build(output_path):\n"
+        "    return {'n': double(21), 'size': double.cache_parameters()['maxsize']}\n"
+    )
+    call = call_of(module.build)
+
+    done = run_elsewhere(call)
+
+    assert done.returncode == 0, done.stderr
+    assert result_of(call) == {"n": 42, "size": 3}
+
+
 @pytest.mark.parametrize(
     ("variable", "first", "second"),
     [("SLURM_PROCID", "0", "1"), ("IRIS_TASK_ID", "/me/parent/job/0:2", "/me/parent/job/1:0")],

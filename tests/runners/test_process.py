@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,7 +17,7 @@ from step_functions import is_dead, wait_for, wait_until
 
 from marin_dagster import ResourceConfig, StepSpec, remote
 from marin_dagster.cache import Folder, read_record
-from marin_dagster.errors import JobFailedError, JobLostError
+from marin_dagster.errors import JobFailedError, JobLostError, RemoteFunctionError
 from marin_dagster.runners import ProcessSettings, Request
 from marin_dagster.runners.process import ProcessRunner
 
@@ -88,6 +90,58 @@ def test_memory_is_limited_to_what_the_step_asks_for(runner: ProcessRunner) -> N
         return {"limit": resource.getrlimit(resource.RLIMIT_DATA)[0]}
 
     assert run(runner, build) == {"limit": 256 << 20}
+
+
+def test_running_out_of_memory_by_small_pieces_is_named(runner: ProcessRunner) -> None:
+    def build(output_path: str) -> None:
+        held = []
+        while True:
+            held.append(bytearray(1000))
+
+    with pytest.raises(RemoteFunctionError, match="out of memory"):
+        run(runner, build)
+
+
+def test_memory_errors_of_array_libraries_are_named(runner: ProcessRunner) -> None:
+    def build(output_path: str) -> None:
+        import numpy as np
+
+        np.ones(1 << 30)
+
+    with pytest.raises(RemoteFunctionError, match="out of memory"):
+        run(runner, build)
+
+
+FORKING = """
+import multiprocessing, os, pathlib, sys, time
+sys.path[:0] = {path!r}
+from driving import Drive, Engine
+import step_functions
+step = Engine("process").step("orphan", step_functions.wait_to_go)
+drive = Drive(step, Engine("process").runner()).start()
+drive.until(lambda: (pathlib.Path(step.output_path) / "pids").exists())
+child = os.fork()
+if child == 0:
+    time.sleep(600)
+pathlib.Path(step.output_path + ".forked").write_text(str(child))
+time.sleep(600)
+"""
+
+
+def test_steps_die_with_the_run_worker_although_it_has_forked() -> None:
+    path = [str(Path(__file__).parent), *sys.path]
+    worker = subprocess.Popen([sys.executable, "-c", FORKING.format(path=path)])
+    step = StepSpec("orphan", fn=step_functions.wait_to_go)
+    forked = step_functions.beside(step.output_path, "forked")
+    wait_for(forked)
+    wait_until(lambda: is_waiting(step))
+    try:
+        worker.kill()
+        worker.wait()
+
+        wait_until(lambda: all(is_dead(pid) for pid in pids_of(step)))
+    finally:
+        os.kill(int(forked.read_text()), signal.SIGKILL)
 
 
 def test_memory_is_not_limited_when_the_settings_say_so() -> None:
@@ -168,8 +222,6 @@ def test_what_it_can_honour_is_taken(
 
 
 def test_a_process_that_a_step_leaves_behind_is_killed(runner: ProcessRunner) -> None:
-    import subprocess
-
     def build(output_path: str) -> dict[str, Any]:
         return {"pid": subprocess.Popen(["sleep", "600"]).pid}
 
@@ -177,8 +229,6 @@ def test_a_process_that_a_step_leaves_behind_is_killed(runner: ProcessRunner) ->
 
 
 def test_a_process_that_holds_the_log_open_holds_nobody_up(runner: ProcessRunner) -> None:
-    import subprocess
-
     def build(output_path: str) -> dict[str, Any]:
         # In a session of its own, so it is not killed with the step.
         return {"pid": subprocess.Popen(["sleep", "600"], start_new_session=True).pid}

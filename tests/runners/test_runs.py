@@ -188,6 +188,8 @@ def test_a_tag_of_the_translator_names_the_runner(instance: dg.DagsterInstance) 
         ({"steps": {"b": {"runner": "slurm"}}}, "there is no runner 'slurm'"),
         ({"routes": [{"runner": "nowhere"}]}, "there is no runner 'nowhere'"),
         ({"steps": {"bb": {"runner": "inline"}}}, "steps names 'bb', which is no step of this run"),
+        ({"steps": {"b": {"runner": "inline", "env": {"A": "1"}}}}, "b_.*it runs inline"),
+        ({"steps": {"b": {"env": {"A=B": "1"}}}}, "b_.*'A=B' is no name"),
         ({"steps": {"b": {"ram": "lots"}}}, "b_.*in this run's config: .*'lots' is not a size"),
         ({"routes": [{"runner": "process", "device": "npu"}]}, "executor's config: .*device"),
         ({"runners": {"x": {"process": {"gpus": -1}}}}, "runners.x.process: .*gpus"),
@@ -227,6 +229,27 @@ def test_every_step_that_no_runner_can_take_is_named_before_anything_runs(
     assert "wide_" in error
     assert "replicas=3" in error
     assert recorder.calls == []
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"steps": {"other": {"ram": "1g"}}},
+        {"force": ["other"]},
+        {"force": ["group/named"]},
+    ],
+)
+def test_config_may_name_steps_that_a_part_of_the_run_does_not_select(
+    instance: dg.DagsterInstance, config: dict[str, Any]
+) -> None:
+    recorder = Recorder()
+    steps = [recorder.step("one"), recorder.step("other"), recorder.step("group/named")]
+
+    run = run_job(build_definitions(steps), instance, select=["one"], config=config)
+
+    assert run.success
+    assert recorder.calls == ["one"]
+    assert "which this run does not select" in log_of(run, instance)
 
 
 def test_a_cached_step_needs_no_runner(instance: dg.DagsterInstance) -> None:
@@ -312,10 +335,10 @@ def test_a_left_over_job_stops_executors_that_know_no_runners(
     Path(step.output_path).mkdir(parents=True)
     Path(step.output_path, ".executor_status").write_text("RUNNING")
     Path(step.output_path, ".step_job.json").write_text(
-        '{"runner": "cluster", "job": "own-1", "owner": "host-1-0123abcd"}'
+        '{"runner": "cluster", "job": "own-1", "owner": "host-1-0123abcd", "engine": "slurm"}'
     )
 
     run = run_job(build_definitions([step], executor=dg.in_process_executor), instance)
 
     assert not run.success
-    assert "'cluster' was left over" in run.error("own")
+    assert "'cluster' (slurm) was left over" in run.error("own")
