@@ -231,7 +231,12 @@ class StepCache:
         if not lock.acquire(worker_id, watch):
             return None
         lease = HeldLease(lock, worker_id, self.timing)
-        keeper.hold(lease)
+        try:
+            keeper.hold(lease)
+        except BaseException:
+            # A lease that nobody renews would make others wait for nothing.
+            lock.release(worker_id)
+            raise
         return Attempt(step, folder, _lease=lease)
 
 

@@ -39,7 +39,9 @@ def _configured(*schemes: str) -> dict[str, Any]:
 def _s3(configured: dict[str, Any]) -> dict[str, Any]:
     # One request for a whole file. With more at once, s3fs asks for the size first, and when there
     # is no such file it lists the folder, too.
-    options: dict[str, Any] = {"max_concurrency": 1}
+    options: dict[str, Any] = {}
+    if "max_concurrency" not in configured:
+        options["max_concurrency"] = 1
     stated = configured.get("config_kwargs") or {}
     if "retries" not in stated and _aws_attempts(configured.get("profile")) is None:
         # A new dict each time: botocore changes the one that it is given.

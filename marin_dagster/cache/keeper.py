@@ -112,12 +112,17 @@ class LeaseKeeper:
         self._thread: threading.Thread | None = None
 
     def hold(self, lease: HeldLease) -> None:
-        """Renew ``lease`` every ``refresh_s`` from now on."""
+        """Renew ``lease`` every ``refresh_s`` from now on.
+
+        Raises:
+            RuntimeError: this process can start no more threads; nothing is held.
+        """
         with self._changed:
+            if self._thread is None:
+                # It waits for the mutex, and finds the lease when it has it.
+                self._thread = _start("marin-lease-keeper", self._run)
             lease._due = time.monotonic() + lease.timing.refresh_s
             self._held.add(lease)
-            if self._thread is None:
-                self._thread = _start("marin-lease-keeper", self._run)
             self._changed.notify()
 
     def drop(self, lease: HeldLease) -> None:

@@ -159,19 +159,41 @@ def _s3_settings(fs: Any, bucket: str) -> dict[str, Any]:
     settings: dict[str, Any] = {
         "endpoint": endpoint,
         "virtual_hosted_style_request": style == "virtual",
-        "client_options": {**_TIMEOUTS, "allow_http": endpoint.startswith("http://")},
+        "client_options": {
+            **_TIMEOUTS,
+            "allow_http": endpoint.startswith("http://"),
+            "allow_invalid_certificates": (fs.client_kwargs or {}).get("verify") is False,
+        },
+        **_s3_policies(fs),
     }
     if client.region_name and client.region_name != "aws-global":
         settings["region"] = client.region_name
     if fs.anon:
         settings["skip_signature"] = True
     elif fs.key and fs.secret:
-        settings["access_key_id"], settings["secret_access_key"] = fs.key, fs.secret
-        if fs.token:
-            settings["token"] = fs.token
+        # As a provider: given one by one, a token of the environment would join another's key.
+        settings["credential_provider"] = lambda: {
+            "access_key_id": fs.key,
+            "secret_access_key": fs.secret,
+            "token": fs.token,
+            "expires_at": None,
+        }
     else:
         settings["credential_provider"] = _botocore_credentials(fs.session.profile)
     return settings
+
+
+def _s3_policies(fs: Any) -> dict[str, Any]:
+    """What a bucket's policy may ask of every request, as it is set for s3fs."""
+    extra = fs.s3_additional_kwargs or {}
+    names = {
+        "ServerSideEncryption": "server_side_encryption",
+        "SSEKMSKeyId": "sse_kms_key_id",
+    }
+    policies: dict[str, Any] = {own: extra[name] for name, own in names.items() if name in extra}
+    if fs.req_kw.get("RequestPayer"):
+        policies["request_payer"] = True
+    return policies
 
 
 def _botocore_credentials(profile: str | None) -> Callable[[], dict[str, Any]]:

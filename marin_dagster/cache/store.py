@@ -70,16 +70,18 @@ class Folder:
         """Open the filesystem of ``url``; touches nothing in the store.
 
         Raises:
-            StoreError: no filesystem serves the URL's scheme, its package is not installed, or
-                this process was forked from one that uses it.
+            StoreError: no filesystem serves the URL's scheme, its package is not installed, it is
+                not configured, or this process was forked from one that uses it.
         """
         import fsspec
 
         try:
             fs, path = fsspec.core.url_to_fs(url, use_listings_cache=False, **options_for(url))
-        except (ImportError, ValueError) as error:
+        except Exception as error:
+            # Some filesystems read their configuration or ask the network here.
             extra = _EXTRAS.get(url.partition("://")[0])
-            hint = f" Install marin-dagster[{extra}]." if extra else ""
+            missing = isinstance(error, ImportError) and extra
+            hint = f" Install marin-dagster[{extra}]." if missing else ""
             raise StoreError(f"no filesystem for {url}: {error}.{hint}") from error
         if getattr(fs, "async_impl", False):
             _check_not_forked(url)
@@ -105,7 +107,7 @@ class Folder:
         """
         with self._asking("read", name):
             try:
-                return bytes(self.fs.cat_file(self.file(name), **self._patience()))
+                return bytes(self.fs.cat_file(self.file(name), **self._patience("cat_file")))
             except FileNotFoundError:
                 return None
 
@@ -120,7 +122,7 @@ class Folder:
             if self.is_local:
                 self._write_local(self.file(name), data)
             else:
-                self.fs.pipe_file(self.file(name), data, **self._patience())
+                self.fs.pipe_file(self.file(name), data, **self._patience("pipe_file"))
 
     def delete(self, name: str) -> None:
         """Remove the file; no error when there is none.
@@ -130,7 +132,7 @@ class Folder:
             StoreError: the store refused.
         """
         with self._asking("delete", name), suppress(FileNotFoundError):
-            self.fs.rm_file(self.file(name), **self._patience())
+            self.fs.rm_file(self.file(name), **self._patience("rm_file"))
 
     def make(self) -> None:
         """Create the folder, with those above it."""
@@ -158,7 +160,7 @@ class Folder:
 
     def measure(self) -> tuple[int, int]:
         """``(files, bytes)`` of the output, without the cache's own dotted files beside it."""
-        listed = self.fs.find(self.path, detail=True)
+        listed = self._find()
         prefix = self.path.rstrip("/") + "/"
         sizes = [
             info["size"] or 0
@@ -166,6 +168,18 @@ class Folder:
             if not path.removeprefix(prefix).startswith(".")
         ]
         return len(sizes), sum(sizes)
+
+    def _find(self) -> dict[str, Any]:
+        from fsspec.asyn import sync
+
+        found: dict[str, Any]
+        if getattr(self.fs, "async_impl", False) and hasattr(self.fs, "_find"):
+            # Some have a ``find`` of their own, which cannot be told when to give up.
+            find, patience = self.fs._find, _PATIENCE_S
+            found = sync(self.fs.loop, find, self.path, detail=True, timeout=patience)
+        else:
+            found = self.fs.find(self.path, detail=True)
+        return found
 
     def _write_local(self, path: str, data: bytes) -> None:
         # Beside the target, so that the rename stays within one file system; dotted, so that no
@@ -182,15 +196,19 @@ class Folder:
             raise
 
     def _modified(self, path: str) -> Any:
-        if not self._patience():
+        patience = self._patience("info")
+        if not patience:
             return self.fs.modified(path)
         # Their own ``modified`` cannot be told when to give up.
-        info = self.fs.info(path, **self._patience())
-        return info.get("LastModified") or info.get("mtime")
+        info = self.fs.info(path, **patience)
+        names = ("LastModified", "last_modified", "mtime")
+        return next((info[name] for name in names if info.get(name)), None)
 
-    def _patience(self) -> dict[str, float]:
-        # fsspec takes it for every coroutine that it runs for a caller without an event loop.
-        return {"timeout": _PATIENCE_S} if getattr(self.fs, "async_impl", False) else {}
+    def _patience(self, method: str) -> dict[str, float]:
+        # fsspec takes it for every coroutine that it runs for a caller without an event loop. Those
+        # methods it puts on the object; one that its class has itself would not know the argument.
+        waits = getattr(self.fs, "async_impl", False) and method in vars(self.fs)
+        return {"timeout": _PATIENCE_S} if waits else {}
 
     def _asking(self, verb: str, name: str) -> AbstractContextManager[None]:
         return asking(verb, join(self.url, name) if name else self.url)

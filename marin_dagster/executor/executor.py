@@ -42,9 +42,6 @@ from marin_dagster.executor.threads import StepThreads
 from marin_dagster.runners import INLINE_PLACE, Routing, Runner
 
 _LOOK_FOR_INTERRUPT_S = 0.2
-_GRACE_S = 5.0
-_REMOTE_GRACE_S = 75.0
-"""Longer than a job is given to end on its engine."""
 
 
 @dataclass(frozen=True)
@@ -163,10 +160,9 @@ class MarinExecutor(dg.Executor):
     ) -> Iterator[DagsterEvent]:
         outputs: dict[str, DagsterEvent] = {}
         retries: dict[str, DagsterEvent] = {}
-        give_up_at: float | None = None
-        grace_s = _GRACE_S
+        interrupted_at: float | None = None
         while threads.running or not active.is_complete:
-            if give_up_at is None and active.check_for_interrupts():
+            if interrupted_at is None and active.check_for_interrupts():
                 yield DagsterEvent.engine_event(
                     job_context,
                     f"Interrupted: stopping {len(threads.running)} steps",
@@ -174,10 +170,8 @@ class MarinExecutor(dg.Executor):
                 )
                 active.mark_interrupted()
                 threads.interrupt()
-                remote = any(decisions.is_remote(key) for key in threads.running)
-                grace_s = _REMOTE_GRACE_S if remote else _GRACE_S
-                give_up_at = time.monotonic() + grace_s
-            if give_up_at is None:
+                interrupted_at = time.monotonic()
+            if interrupted_at is None:
                 for step in active.get_steps_to_execute():
                     state = active.get_known_state()
                     again = state.get_retry_state().get_attempt_count(step.key) > 0
@@ -190,11 +184,14 @@ class MarinExecutor(dg.Executor):
                         context = context_for(job_context, plan, control.event_loop)
                     threads.start(context.for_step(step, state), control)
                 yield from active.concurrency_event_iterator(job_context)
-            elif not threads.running or time.monotonic() > give_up_at:
+            elif all(
+                time.monotonic() - interrupted_at > decisions.grace_s(key)
+                for key in threads.running
+            ):
                 for key in threads.running:
                     job_context.log.error(
-                        f"Step {key} did not stop within {grace_s:.0f} s and is left behind; its "
-                        "lease runs out, and until then others wait for it."
+                        f"Step {key} did not stop within {decisions.grace_s(key):.0f} s and is "
+                        "left behind; its lease runs out, and until then others wait for it."
                     )
                 break
             for message in threads.messages(_pause_s(active)):
@@ -220,7 +217,7 @@ class MarinExecutor(dg.Executor):
                 else:
                     active.handle_event(event)
             yield from active.plan_events_iterator(job_context)
-        if give_up_at is not None:
+        if interrupted_at is not None:
             raise dg.DagsterExecutionInterruptedError
 
     def _control(

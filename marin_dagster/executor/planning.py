@@ -22,6 +22,9 @@ RUNNER_TAG = "marin/runner"
 """Op tag that names the runner of a step."""
 
 _RECORDS_AT_ONCE = 500
+_GRACE_S = 5.0
+_REMOTE_GRACE_S = 75.0
+"""Longer than a job is given to end on its engine."""
 
 
 @dataclass(frozen=True)
@@ -63,9 +66,10 @@ class Decisions:
     expected_hits: frozenset[str]
     """In the cache, and their inputs are pruned: must be served, not built."""
 
-    def is_remote(self, key: str) -> bool:
-        """Whether a step's function runs outside the run worker."""
-        return key in self.places and self.places[key].runner != INLINE
+    def grace_s(self, key: str) -> float:
+        """Seconds in which a step must have stopped once it was told to."""
+        remote = key in self.places and self.places[key].runner != INLINE
+        return _REMOTE_GRACE_S if remote else _GRACE_S
 
     def keep(self, plan: ExecutionPlan) -> list[str]:
         """Keys of the steps that threads run, in the plan's order."""

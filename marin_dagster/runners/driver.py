@@ -50,6 +50,7 @@ _LOOK_S = 1.0
 _CANCEL_S = 60.0
 """Clusters give a job time to end by itself first; Slurm by default 30 seconds."""
 _SAY_TROUBLE_S = 5.0
+_MORE_MEMORY = "give the step more ram, in its resources or under steps in this run's config"
 UNREACHABLE_S = 120.0
 """Seconds without an answer after which an engine's job counts as lost."""
 
@@ -135,11 +136,11 @@ def submit(runner: Runner, attempt: Attempt, request: Request, controls: Control
     write_job_note(attempt, JobNote(runner.name, name, attempt.worker_id, runner.engine))
     try:
         job = runner.submit(name, call, _with_prefix(request))
-    except EngineAwayError:
-        raise
-    except RunnerError:
-        attempt.folder.delete(JOB_FILE)
-        raise
+    except RunnerError as error:
+        if not isinstance(error, EngineAwayError):
+            attempt.folder.delete(JOB_FILE)
+        where = f"step {attempt.step.name_with_hash} ({attempt.folder.url})"
+        raise type(error)(f"{where}, runner {runner.name!r}: {error}") from error
     page = f" ({job.url})" if job.url else ""
     try:
         controls.say(f"submitted to {runner.name} as job {job.label}{page}")
@@ -261,8 +262,9 @@ def _judge(job: Job, attempt: Attempt) -> None:
         raise JobFailedError(f"{where}: cancelled on the engine: {reason}")
     fault = read_fault(attempt.folder, job.name)
     if fault is not None:
-        memory = "out of memory: " if fault.type == "MemoryError" else ""
+        memory = f"out of memory ({_MORE_MEMORY}): " if fault.type == "MemoryError" else ""
         raise RemoteFunctionError(
             f"{where}: {memory}{fault.type}: {fault.message}\n\n{fault.traceback.rstrip()}"
         )
-    raise JobFailedError(f"{where}: died: {reason}")
+    hint = f". {_MORE_MEMORY.capitalize()}" if "out of memory" in reason else ""
+    raise JobFailedError(f"{where}: died: {reason}{hint}")

@@ -160,7 +160,9 @@ def forget_traces(folder: Folder) -> None:
     From then on a record means that the new job has finished its function.
     """
     for name in (RECORD_FILE, ERROR_FILE):
-        folder.delete(name)
+        # Not every worker may delete, and mostly there is nothing.
+        if folder.read(name) is not None:
+            folder.delete(name)
 
 
 def _write_fault(folder: Folder, job: str, error: BaseException) -> None:

@@ -35,6 +35,7 @@ from marin_dagster.runners.zygote import KILL, MESSAGE, NUMBER, START, Order
 from marin_dagster.steps import StepLike
 from marin_dagster.steps.resources import parse_size
 
+_LEAST_BYTES = 32 << 20
 _LAST_WORDS_S = 0.5
 """How long the log is read after the step has ended; a process that it has left behind outside its
 group may hold the pipe open for ever."""
@@ -125,7 +126,12 @@ class ProcessRunner:
             return f"it has no TPUs (device {resources.device.variant})"
         gpus = resources.device.count if resources.device.kind == "gpu" else 0
         if gpus > self._gpus():
-            return f"it has {self._gpus()} GPUs (device {resources.device.variant} x {gpus})"
+            return (
+                f"it has {self._gpus()} GPUs (device {resources.device.variant} x {gpus}; the "
+                "setting gpus says otherwise)"
+            )
+        if self.settings.limit_memory and parse_size(resources.ram) < _LEAST_BYTES:
+            return f"no Python starts in ram={resources.ram!r}, {parse_size(resources.ram)} bytes"
         if resources.replicas > 1:
             return f"it runs one replica (replicas={resources.replicas})"
         for field_name in ("image", "container_profile", "zone", "target_cluster"):

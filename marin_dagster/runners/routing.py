@@ -5,6 +5,7 @@ tag; what the run's config says about the step. A step's resources come from the
 run's config says about the step replaces them.
 """
 
+import difflib
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -124,6 +125,7 @@ class Routing:
             self._built[name] = _build(name, kinds)
         if PROCESS not in self._built:
             self._built[PROCESS] = _process(PROCESS, ProcessSettings())
+        self._check_rules()
 
     @property
     def runners(self) -> Mapping[str, Runner]:
@@ -164,8 +166,7 @@ class Routing:
                 )
             return Place(INLINE, request)
         if name not in self._built:
-            known = ", ".join([INLINE, *self._built])
-            raise RoutingError(f"{where}: there is no runner {name!r}. There are: {known}.")
+            raise RoutingError(f"{where}: {self._unknown(name)}")
         fault = self._built[name].refuses(step, request)
         if fault is not None:
             raise RoutingError(
@@ -183,6 +184,32 @@ class Routing:
                 runner.close()
             except Exception:
                 logger.exception("could not close the runner %s", name)
+
+    def _check_rules(self) -> None:
+        """Refuse what would only show when a step happens to meet it."""
+        asked = {"default": self.config.default}
+        if self.config.default_with_resources is not None:
+            asked["default_with_resources"] = self.config.default_with_resources
+        for number, route in enumerate(self.config.routes):
+            asked[f"routes[{number}].runner"] = route.runner
+            if route.device not in (None, "cpu", "gpu", "tpu"):
+                raise RoutingError(
+                    f"routes[{number}].device: {route.device!r} is none of cpu, gpu, tpu."
+                )
+            if route.min_ram is not None:
+                try:
+                    parse_size(route.min_ram)
+                except ResourceError as error:
+                    raise RoutingError(f"routes[{number}].min_ram: {error}") from None
+        for where, name in asked.items():
+            if name != INLINE and name not in self._built:
+                raise RoutingError(f"{where}: {self._unknown(name)}")
+
+    def _unknown(self, name: str) -> str:
+        known = [INLINE, *self._built]
+        close = difflib.get_close_matches(name, known, n=1)
+        hint = f" Did you mean {close[0]!r}?" if close else ""
+        return f"there is no runner {name!r}. There are: {', '.join(known)}.{hint}"
 
     def _routed(self, step: StepLike, request: Request) -> str:
         for route in self.config.routes:

@@ -89,7 +89,6 @@ class Route(RunnerSettings):
     runner: str = Field(description="Name of a runner.")
     device: str | None = Field(
         default=None,
-        pattern="^(cpu|gpu|tpu)$",
         description="Steps that ask for this kind of device: cpu, gpu or tpu.",
     )
     min_cpu: float | None = Field(default=None, description="Steps that ask for so many cores.")

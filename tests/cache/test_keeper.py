@@ -275,3 +275,21 @@ def test_leases_are_renewed_where_no_more_threads_can_start(
     held = hold(lock)
     wait_until(lambda: lock.renewals >= 3, "renewals in the keeper's own thread")
     held.release()
+
+
+def test_an_attempt_that_cannot_be_renewed_is_not_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    start = threading.Thread.start
+
+    def refuse(self: threading.Thread) -> None:
+        if self.name == "marin-lease-keeper":
+            raise RuntimeError("can't start new thread")
+        start(self)
+
+    step = make("step")
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(RuntimeError, match="new thread"):
+            begin(step)
+    assert get(step, LOCK) is None
+    assert not keeper._held
+    begin(step).commit()

@@ -160,3 +160,18 @@ def test_a_record_that_the_disk_refuses_fails_the_step_and_never_marks_success(
     assert run.materialized() == {}
     assert status_of(step) == "FAILED"
     assert not is_locked(step)
+
+
+def test_a_filesystem_that_cannot_be_opened_fails_its_own_step_only(
+    recorder: Recorder, instance: dg.DagsterInstance
+) -> None:
+    steps = [
+        recorder.step("good"),
+        recorder.step("bad", output_path_prefix="ftp://127.0.0.1:1/store"),
+    ]
+
+    run = run_job(build_definitions(steps), instance)
+
+    assert not run.success
+    assert recorder.calls == ["good"]
+    assert "no filesystem for ftp://127.0.0.1:1/store" in run.error("bad")

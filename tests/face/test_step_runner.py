@@ -270,3 +270,36 @@ def test_ctrl_c_stops_the_steps_and_leaves_nothing_locked(store: Path) -> None:
     assert b"KeyboardInterrupt" in stderr
     assert status_of(step) == "FAILED"
     assert not is_locked(step)
+
+
+STUCK = """
+import pathlib, time
+from marin_dagster import ResourceConfig, StepRunner, StepSpec
+
+def wait(output_path):
+    pathlib.Path(output_path, "started").write_text("yes")
+    time.sleep(600)
+
+StepRunner().run([
+    StepSpec("stuck", fn=wait),
+    StepSpec("elsewhere", fn=wait, resources=ResourceConfig(ram="1g")),
+])
+"""
+
+
+def test_a_job_elsewhere_does_not_prolong_the_grace_of_a_step_stuck_in_c(store: Path) -> None:
+    script = subprocess.Popen(
+        [sys.executable, "-c", STUCK], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+    )
+    steps = [StepSpec(name, fn=print) for name in ("stuck", "elsewhere")]
+    deadline = time.monotonic() + 60
+    while not all(Path(step.output_path, "started").exists() for step in steps):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+    script.send_signal(signal.SIGINT)
+    _, stderr = script.communicate(timeout=60)
+
+    assert b"Step stuck did not stop within 5 s" in stderr
+    assert b"Step elsewhere did not" not in stderr
+    assert [status_of(step) for step in steps] == ["RUNNING", "FAILED"]

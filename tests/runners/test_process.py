@@ -186,6 +186,7 @@ def test_steps_get_gpus_of_their_own_while_there_are_enough(runner: ProcessRunne
         (ResourceConfig.with_tpu("v4-8"), "v4-8"),
         (ResourceConfig.with_gpu("H100", count=3), "2 GPUs"),
         (ResourceConfig(replicas=2), "replicas=2"),
+        (ResourceConfig(ram="16"), "16 bytes"),
         (ResourceConfig(image="ubuntu"), "image='ubuntu'"),
         (ResourceConfig(container_profile="big"), "container_profile='big'"),
         (ResourceConfig(zone="us-central1-a"), "zone='us-central1-a'"),

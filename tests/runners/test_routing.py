@@ -155,6 +155,23 @@ def test_an_unknown_runner_is_said_with_those_that_there_are() -> None:
         with_fakes("cluster").place(SMALL, tag="slurm")
 
 
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ({"default": "nowhere"}, "default: there is no runner 'nowhere'"),
+        ({"default_with_resources": "proces"}, r"default_with_resources: .*mean 'process'"),
+        ({"routes": [Route(runner="nowhere", device="tpu")]}, r"routes\[0\].runner: there is no"),
+        ({"routes": [Route(runner="process", device="npu")]}, r"routes\[0\].device: 'npu' is none"),
+        ({"routes": [Route(runner="inline", min_ram="lots")]}, r"routes\[0\].min_ram: 'lots'"),
+    ],
+)
+def test_a_rule_that_makes_no_sense_is_an_error_before_a_step_meets_it(
+    config: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(RoutingError, match=said):
+        with_fakes("cluster", **config)
+
+
 def test_what_the_runner_cannot_honour_is_said_with_both() -> None:
     step = StepSpec("big", fn=write, resources=ResourceConfig.with_tpu("v4-8"))
 

@@ -238,3 +238,55 @@ def test_the_client_of_s3_asks_again_for_as_long_as_stated(proxy: UnsteadyProxy)
     assert Folder.at(folder.url).fs is folder.fs
     retries = folder.fs.s3.meta.config.retries
     assert retries == {"total_max_attempts": client_options._S3_RETRIES + 1, "mode": "legacy"}
+
+
+def test_a_listing_that_hangs_ends_like_any_other_question(proxy: UnsteadyProxy) -> None:
+    folder = Folder.at(make("step").output_path)
+    proxy.strike(Hanging("GET", file=""))
+    with pytest.raises(TimeoutError):
+        folder.measure()
+    proxy.recover()
+
+
+@pytest.mark.parametrize(
+    ("configured", "setting", "expected"),
+    [
+        ({"requester_pays": True}, "request_payer", True),
+        (
+            {"s3_additional_kwargs": {"ServerSideEncryption": "AES256"}},
+            "server_side_encryption",
+            "AES256",
+        ),
+    ],
+)
+def test_what_a_bucket_asks_of_every_request_is_asked_of_the_locks_too(
+    s3_prefix: str,
+    monkeypatch: pytest.MonkeyPatch,
+    configured: dict[str, object],
+    setting: str,
+    expected: object,
+) -> None:
+    monkeypatch.setitem(fsspec.config.conf, "s3", configured)
+    folder = Folder.at(f"{s3_prefix}/step")
+
+    assert object_lock._s3_settings(folder.fs, "bucket")[setting] == expected
+    begin(make("step", output_path_prefix=s3_prefix)).commit()
+
+
+def test_a_key_that_is_configured_has_no_token_of_the_environment(
+    s3_prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(fsspec.config.conf, "s3", {"key": "own", "secret": "own"})
+    monkeypatch.setenv("AWS_SESSION_TOKEN", "of-the-environment")
+    folder = Folder.at(f"{s3_prefix}/step")
+
+    provided = object_lock._s3_settings(folder.fs, "bucket")["credential_provider"]()
+
+    assert (provided["access_key_id"], provided["token"]) == ("own", None)
+    begin(make("step", output_path_prefix=s3_prefix)).commit()
+
+
+def test_the_users_own_concurrency_stands(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert client_options.options_for("s3://bucket/x")["max_concurrency"] == 1
+    monkeypatch.setitem(fsspec.config.conf, "s3", {"max_concurrency": 4})
+    assert "max_concurrency" not in client_options.options_for("s3://bucket/x")
