@@ -21,7 +21,8 @@ demo: env instance ## Build the example pipeline end to end, and show what ran
 ui: env instance ## Open the example in the Dagster UI, http://127.0.0.1:3000
 	$(demo_env) $(run) dagster dev -w workspace.yaml
 
-test: check unit lowest interop ## Everything that CI runs
+test: check ## Everything that CI runs; two suites at a time, since most tests wait for something
+	@$(MAKE) --no-print-directory --jobs=2 unit lowest interop
 
 check: env ## Lint, formatting and types
 	$(run) ruff check .

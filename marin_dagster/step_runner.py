@@ -7,6 +7,7 @@ long as the run. The caller's process is the run worker.
 import os
 import sys
 import tempfile
+import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -34,6 +35,7 @@ from marin_dagster.steps import StepGraph, StepLike
 from marin_dagster.steps.protocol import adopted_source, is_external
 
 _JOB = "step_runner"
+_opening = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,12 @@ class StepResults(Mapping[str, StepOutput]):
                 "run needed it. Ask for it in run()."
             )
         return StepOutput(step.output_path, step.name_with_hash, read_record(folder))
+
+    def __contains__(self, key: object) -> bool:
+        try:
+            return self._path(key) in self.graph.steps
+        except KeyError:
+            return False
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.graph.steps)
@@ -149,7 +157,11 @@ class StepRunner:
         if self.instance is not None:
             yield self.instance
         elif os.environ.get("DAGSTER_HOME"):
-            with dg.DagsterInstance.get() as instance:
+            # One at a time: a new home is set up when it is first opened, and by one only.
+            with _opening:
+                opened = dg.DagsterInstance.get()
+                opened.get_runs_count()
+            with opened as instance:
                 yield instance
         else:
             # On disk: not every release's instance in memory can be used from several threads.

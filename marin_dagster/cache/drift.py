@@ -51,7 +51,7 @@ def find_drift(step: StepLike, folder: Folder) -> Drift | None:
     if record is None or record.fingerprint == current:
         return None
     changes = describe_drift(record.fingerprint_payload, step.fingerprint_payload)
-    drift = Drift(record.fingerprint, current, changes)
+    drift = Drift(record.fingerprint or "unknown", current, changes)
     if step.hash_attrs.get("expected_fingerprint") is not None:
         raise FingerprintMismatchError(
             f"{step.name}@{version} ({folder.url}) expects the fingerprint {current}; "

@@ -59,7 +59,9 @@ class Artifact(BaseModel):
                 "or give the changed type a new version."
             )
         try:
-            return cls(path=source, **(record.result or {}))
+            fields = {**(record.result or {}), "path": source}
+            # The record has field names, whatever aliases a type has for its callers.
+            return cls.model_validate(fields, by_alias=True, by_name=True)
         except ValidationError as error:
             raise OutputNotReadyError(f"{source}: the record is no {wanted}: {error}") from error
 

@@ -27,6 +27,10 @@ class _Out:
     def __repr__(self) -> str:
         return "OUT"
 
+    def __reduce__(self) -> str:
+        # The same object on the other side of a pickle.
+        return "OUT"
+
 
 OUT = _Out()
 """Among the inputs of :func:`apply`: the step's output path."""
@@ -244,7 +248,8 @@ def apply(
     """
     version = resolve_version(name, version)
     try:
-        inspect.signature(getattr(fn, "fn", fn)).bind(**inputs)
+        plain: Any = fn
+        inspect.signature(plain.fn if is_remote(fn) else fn).bind(**inputs)
     except TypeError as error:
         called = getattr(fn, "__name__", repr(fn))
         raise InputsError(f"artifact {name!r}: {called} cannot take its inputs: {error}") from error
@@ -278,6 +283,11 @@ def _handles_in(value: Any, found: dict[int, ArtifactStep[Any]]) -> dict[int, Ar
     """Every handle in nested containers, once each, in the order in which they are met."""
     if isinstance(value, ArtifactStep):
         found.setdefault(id(value), value)
+    elif callable(getattr(value, "lower", None)) and hasattr(value, "artifact_type"):
+        raise InputsError(
+            f"{value!r:.80} is a handle of another library. Make all handles of one graph with "
+            "the same."
+        )
     elif isinstance(value, (list, tuple, dict)):
         for part in value.values() if isinstance(value, dict) else value:
             _handles_in(part, found)

@@ -6,6 +6,7 @@ the configuration, calls the handle's ``run``, and writes the record itself.
 """
 
 import dataclasses
+import inspect
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from marin_dagster.errors import (
     AdoptedDataMissingError,
     FingerprintMismatchError,
     GraphError,
+    ResultError,
     VersionError,
 )
 from marin_dagster.lazy.artifact import Artifact, result_type_name
@@ -117,11 +119,30 @@ class _Build:
         config = handle.build_config(StepContext.for_run(handle, output_path))
         run: Any = handle.run
         result = (run.fn if is_remote(run) else run)(config)
+        self._check(result, output_path)
         kept = result.result_payload() if hasattr(result, "result_payload") else None
         document = json.loads(canonical_json(config))
         # The record's field is for objects; the payload has any other configuration, too.
         recorded = document if isinstance(document, dict) else None
         self._record(output_path, config=recorded, result=kept)
+
+    def _check(self, result: Any, output_path: str) -> None:
+        """Refuse what nobody could load again; a fixed version would be spoilt by it."""
+        wanted = self.handle.artifact_type
+        where = f"{self.handle.identity} ({output_path})"
+        if inspect.iscoroutine(result) or inspect.isgenerator(result):
+            result.close()
+            raise ResultError(f"{where}: its function is async or a generator, so it never ran.")
+        if result is not None and not hasattr(result, "result_payload"):
+            raise ResultError(
+                f"{where}: its function returned {result!r:.80}. Return None, or a "
+                f"{result_type_name(wanted)}."
+            )
+        if isinstance(result, type) or (result is not None and not isinstance(result, wanted)):
+            raise ResultError(
+                f"{where}: its function returned a {type(result).__qualname__}, and it is to be "
+                f"loaded as {result_type_name(wanted)}."
+            )
 
     def _require_data(self, source: str) -> None:
         folder = Folder.at(source)

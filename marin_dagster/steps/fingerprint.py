@@ -189,5 +189,5 @@ def _changes(old: Any, new: Any, path: str) -> Iterator[str]:
             yield from _changes(before, after, f"{path}[{index}]")
     elif isinstance(old, list) and isinstance(new, list):
         yield f"{path}: {len(old)} items -> {len(new)} items"
-    elif old != new or type(old) is not type(new):
+    elif repr(old) != repr(new):  # so that NaN is itself, and 1 is not 1.0
         yield f"{path or 'the whole'}: {old!r} -> {new!r}"

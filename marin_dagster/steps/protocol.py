@@ -107,7 +107,8 @@ def code_version(step: StepLike, fingerprint: str | None = None) -> str | None:
         return step.hash_id
     if is_mutable(step):
         return None
-    return f"{version}-{fingerprint or step.hash_attrs['fingerprint']}"
+    built_by = step.hash_attrs["fingerprint"] if fingerprint is None else fingerprint
+    return f"{version}-{built_by}"
 
 
 def adopted_source(step: StepLike) -> str | None:
@@ -116,6 +117,9 @@ def adopted_source(step: StepLike) -> str | None:
         return None
     payload = json.loads(step.fingerprint_payload)
     if not isinstance(payload, dict) or payload.keys() != {"adopt_source", "config"}:
+        return None
+    # A recipe may have these very fields; one that is built takes its output path from the context.
+    if step.deps or "<output_path>" in step.fingerprint_payload:
         return None
     return str(payload["adopt_source"])
 

@@ -20,6 +20,7 @@ from marin_dagster import (
     StepRunner,
     StepSpec,
     apply,
+    remote,
     resolve,
     run,
 )
@@ -50,6 +51,8 @@ def test_terminals_are_enough_and_results_are_found_by_anything(recorder: Record
         {"n": 2},
     ]
     assert set(results) == {first.output_path, last.output_path}
+    assert first in results
+    assert "nothing" not in results
     with pytest.raises(KeyError):
         results["nothing"]
 
@@ -201,6 +204,10 @@ def test_steps_with_resources_have_processes_of_their_own() -> None:
     results = StepRunner().run([step])
 
     assert (results[step].result or {})["pid"] != os.getpid()
+    wrapped = remote(resources=ResourceConfig(ram="1g"))(lambda out: Path(out, "x").touch())
+    artifact = resolve(apply("lazy", wrapped, version=V, out=OUT))
+    assert Path(artifact.path, "x").exists()
+    assert artifact.record.provenance is not None
     with pytest.raises(RoutingError, match="v4-8"):
         StepRunner().run([StepSpec("tpu", fn=print, resources=ResourceConfig.with_tpu("v4-8"))])
 

@@ -1,9 +1,11 @@
 """Handles, their contexts, and what they become."""
 
+import pickle
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import Field
 
 from marin_dagster import ResourceConfig, StepGraph, StepSpec, remote
 from marin_dagster.cache import Attempt, Folder, StepCache, read_record
@@ -15,6 +17,7 @@ from marin_dagster.errors import (
     GraphError,
     InputsError,
     OutputNotReadyError,
+    ResultError,
     StepNameError,
     UndeclaredDependencyError,
     VersionError,
@@ -239,6 +242,47 @@ def test_a_wrapped_function_keeps_its_resources() -> None:
     assert step.fn.env_vars == {"A": "1"}  # type: ignore[union-attr]
 
 
+def test_out_is_itself_on_the_other_side_of_a_pickle() -> None:
+    assert pickle.loads(pickle.dumps({"out": OUT}))["out"] is OUT
+
+
+@pytest.mark.parametrize("kind", ["async", "generator", "dictionary", "other type"])
+def test_what_nobody_could_load_again_is_no_success(kind: str) -> None:
+    async def wait(out: str) -> None:
+        """Never runs."""
+
+    def generate(out: str) -> Any:
+        yield out
+
+    functions: dict[str, Any] = {
+        "async": wait,
+        "generator": generate,
+        "dictionary": lambda out: {"count": 1},
+        "other type": lambda out: Artifact(),
+    }
+    step = apply("tokens", functions[kind], version=V, artifact_type=Tokens, out=OUT)
+
+    with pytest.raises(ResultError, match=rf"tokens@{V}"):
+        build(step)
+
+
+def test_a_recipe_with_the_fields_of_an_adoption_is_built() -> None:
+    step = lower(apply("a", lambda **_: None, version=V, adopt_source="s3://x", config=OUT))
+
+    assert adopted_source(step) is None
+
+
+def test_a_handle_of_another_library_is_refused() -> None:
+    class Foreign:
+        artifact_type = Artifact
+
+        def lower(self) -> None:
+            """As Marin's."""
+
+    with pytest.raises(InputsError, match="another library"):
+        apply("a", lambda dep: None, version=V, dep=[Foreign()])
+
+
 def test_versions_come_from_the_context_of_building() -> None:
     codex = VersionCodex(default=V, overrides={"b": "dev", "typo": "dev"})
     with build_context(BuildContext(codex)):
@@ -311,6 +355,15 @@ def test_an_artifact_is_loaded_as_what_it_was_recorded_as(store: Path) -> None:
     file.write_text(file.read_text().replace('"count": 1', '"count": "many"'))
     with pytest.raises(OutputNotReadyError, match=r"is no test_handles\.Tokens"):
         Tokens.raw_load(path)
+
+
+def test_a_field_with_an_alias_is_loaded_back() -> None:
+    class Aliased(Artifact):
+        count: int = Field(alias="N")
+
+    step = apply("a", lambda: Aliased(N=3), version=V, artifact_type=Aliased)
+
+    assert build(step).count == 3
 
 
 def test_an_artifact_without_a_record_is_its_path(tmp_path: Path) -> None:

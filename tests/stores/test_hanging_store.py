@@ -1,5 +1,6 @@
 """A bucket that accepts connections and never answers: one clear error for each promise, soon."""
 
+from contextlib import suppress
 from datetime import timedelta
 
 import fsspec
@@ -40,7 +41,12 @@ def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def read(name: str) -> bytes | None:
-    return Folder.at(make("step").output_path).read(name)
+    # Of a store that has recovered; on a busy machine the first answer may take its time.
+    folder = Folder.at(make("step").output_path)
+    for _ in range(10):
+        with suppress(StoreAwayError):
+            return folder.read(name)
+    return folder.read(name)
 
 
 def holder() -> str | None:

@@ -107,6 +107,7 @@ def test_committing_outlasts_a_store_that_is_away_for_a_while(
 # For ever.
 
 
+@pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("file", [STATUS, LOCK])
 def test_beginning_in_a_store_that_is_away_for_good_says_which_file_it_wanted(
     proxy: UnsteadyProxy, file: str
