@@ -9,7 +9,7 @@ from typing import Any
 import dagster as dg
 
 from marin_dagster._compat import disable_dagster_warnings
-from marin_dagster.cache import Attempt, Folder, Hit, StepCache, find_drift
+from marin_dagster.cache import Attempt, CacheState, Folder, Hit, StepCache, find_drift
 from marin_dagster.control import StepControl, step_control
 from marin_dagster.errors import MarinDagsterError, StepError
 from marin_dagster.runners import (
@@ -22,7 +22,13 @@ from marin_dagster.runners import (
     take_over,
 )
 from marin_dagster.steps import StepGraph, StepLike
-from marin_dagster.steps.protocol import adopted_source, code_version, data_version, is_mutable
+from marin_dagster.steps.protocol import (
+    adopted_source,
+    artifact_version,
+    code_version,
+    data_version,
+    is_mutable,
+)
 
 OUTPUT_NAME = "result"
 
@@ -58,8 +64,10 @@ class StepOp:
                 f"step {self.step.name_with_hash}: the resource {self.io_manager_key!r} is no "
                 "MarinIOManager. Give one, or another io_manager_key."
             )
-        for dep in self.step.deps:
-            if adopted_source(dep) is not None:
+        adopted = [dep for dep in self.step.deps if adopted_source(dep) is not None]
+        # What is finished needs its inputs no more.
+        if adopted and cache.look_up(self.step).state is not CacheState.HIT:
+            for dep in adopted:
                 _register(dep, cache, control, context)
         outcome = cache.begin(
             self.step,
@@ -118,6 +126,8 @@ def _built_version(step: StepLike) -> str | None:
     """The data version of a finished output; None where only Dagster can know it."""
     if is_mutable(step):
         return None
+    if artifact_version(step) is None:
+        return data_version(step)
     drift = None
     with suppress(MarinDagsterError):  # what cannot be read tells nothing
         drift = find_drift(step, Folder.at(step.output_path))

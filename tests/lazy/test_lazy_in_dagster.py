@@ -149,6 +149,19 @@ def test_adopted_data_that_is_missing_fails_its_readers(
     assert calls == []
 
 
+def test_what_is_finished_needs_no_adopted_data_any_more(
+    instance: dg.DagsterInstance, tmp_path: Path
+) -> None:
+    adopted = ArtifactStep.adopt("old", V, str(tmp_path / "nothing"))
+    reader = handle("tokens", sources=[adopted])
+    folder = Path(lower(reader).output_path)
+    folder.mkdir(parents=True)
+    folder.joinpath(".executor_status").write_text("SUCCESS")
+
+    assert run_job(build_definitions([reader]), instance).success
+    assert calls == []
+
+
 @pytest.mark.parametrize("finished", [True, False])
 def test_a_pin_is_external_and_must_be_finished(
     instance: dg.DagsterInstance, tmp_path: Path, finished: bool
