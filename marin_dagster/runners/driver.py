@@ -2,8 +2,8 @@
 
 The driver holds the lease and the status; the job writes the record. Before a job is submitted,
 ``.step_job.json`` beside the output says which job of which runner it will be, so that after the
-driver's death the next one attaches to the job instead of starting a second. It is removed when the
-job is known to have ended.
+driver's death the next one attaches to the job instead of starting a second. It is removed once the
+output is finished, or the job is known to have ended otherwise.
 """
 
 import logging
