@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from marin_dagster.assets import build_marin_assets
     from marin_dagster.cache import ArtifactRecord, StepCache
+    from marin_dagster.checks import build_marin_checks
     from marin_dagster.definitions import build_definitions
     from marin_dagster.errors import MarinDagsterError, MarinDagsterWarning
     from marin_dagster.executor import build_marin_executor, marin_executor
@@ -54,6 +55,7 @@ _HOMES = {
     "build_context": "steps.versions",
     "build_definitions": "definitions",
     "build_marin_assets": "assets",
+    "build_marin_checks": "checks",
     "build_marin_executor": "executor",
     "lower": "lazy",
     "marin_executor": "executor",
@@ -86,6 +88,7 @@ __all__ = [
     "build_context",
     "build_definitions",
     "build_marin_assets",
+    "build_marin_checks",
     "build_marin_executor",
     "lower",
     "marin_executor",

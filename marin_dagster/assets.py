@@ -48,9 +48,23 @@ def build_marin_assets(
         GraphError: the graph is wrong; see :meth:`StepGraph.from_steps`.
         CollisionError: also when two steps have one asset key.
     """
-    graph = StepGraph.from_steps(steps() if callable(steps) else steps)
+    graph = graph_of(steps)
     translator = translator or DagsterMarinTranslator()
-    keys = _asset_keys(graph, translator)
+    return assets_of(graph, asset_keys(graph, translator), translator, io_manager_key)
+
+
+def graph_of(steps: Steps) -> StepGraph:
+    """The graph of steps that are given in any of the ways that :data:`Steps` allows."""
+    return StepGraph.from_steps(steps() if callable(steps) else steps)
+
+
+def assets_of(
+    graph: StepGraph,
+    keys: Mapping[str, dg.AssetKey],
+    translator: DagsterMarinTranslator,
+    io_manager_key: str,
+) -> Sequence[MarinAsset]:
+    """:func:`build_marin_assets` of a graph whose asset keys are known."""
     assets: list[MarinAsset] = []
     for step in graph.steps.values():
         spec = _spec(step, translator, keys)
@@ -63,7 +77,7 @@ def build_marin_assets(
     return assets
 
 
-def _asset_keys(graph: StepGraph, translator: DagsterMarinTranslator) -> Mapping[str, dg.AssetKey]:
+def asset_keys(graph: StepGraph, translator: DagsterMarinTranslator) -> Mapping[str, dg.AssetKey]:
     """The key of each output path, unique within the graph."""
     keys = {path: translator.get_asset_key(step) for path, step in graph.steps.items()}
     claims: dict[dg.AssetKey, list[str]] = defaultdict(list)

@@ -6,7 +6,8 @@ from functools import cache
 import dagster as dg
 
 from marin_dagster._compat import cached_method
-from marin_dagster.assets import DEFAULT_IO_MANAGER_KEY, Steps, build_marin_assets
+from marin_dagster.assets import DEFAULT_IO_MANAGER_KEY, Steps, asset_keys, assets_of, graph_of
+from marin_dagster.checks import CHECK_NAME, checks_of
 from marin_dagster.executor import build_marin_executor
 from marin_dagster.io_manager import MarinIOManager
 from marin_dagster.runners import Runner
@@ -49,7 +50,7 @@ def build_definitions(
     runners: Mapping[str, Runner] | None = None,
     job_name: str = "materialize_steps",
 ) -> dg.Definitions:
-    """Assets, IO manager, executor and one job over all, for a graph of steps.
+    """Assets, their checks, IO manager, executor and one job over all, for a graph of steps.
 
     Nothing is read or written in the store, so a code location loads while the store is away. The
     result merges with other ``Definitions``, also with ones that have an executor; see
@@ -71,7 +72,10 @@ def build_definitions(
     """
     if executor is not None and runners:
         raise ValueError("runners belong to an executor: give them to build_marin_executor.")
-    assets = build_marin_assets(steps, translator=translator)
+    graph = graph_of(steps)
+    translator = translator or DagsterMarinTranslator()
+    keys = asset_keys(graph, translator)
+    assets = assets_of(graph, keys, translator, DEFAULT_IO_MANAGER_KEY)
     executor_def = executor or build_marin_executor(max_concurrent, runners=runners)
     built = [asset.key for asset in assets if isinstance(asset, dg.AssetsDefinition)]
     jobs = []
@@ -79,13 +83,17 @@ def build_definitions(
         jobs.append(
             dg.define_asset_job(
                 job_name,
-                selection=dg.AssetSelection.assets(*built),
+                # Each check would cost as much as a step that is in the cache.
+                selection=dg.AssetSelection.assets(*built).without_checks(),
                 executor_def=executor_def,
                 description="Builds every step that is not in the cache.",
             )
         )
     return MarinDefinitions(
-        assets=assets, resources={DEFAULT_IO_MANAGER_KEY: _default_io_manager()}, jobs=jobs
+        assets=assets,
+        asset_checks=[checks_of(graph, keys, f"{job_name}_{CHECK_NAME}")] if keys else [],
+        resources={DEFAULT_IO_MANAGER_KEY: _default_io_manager()},
+        jobs=jobs,
     )
 
 

@@ -15,17 +15,17 @@ takes over what the other has built or left behind.
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, TypeVar
+from typing import Any
 
 from marin_dagster.cache.attempt import Attempt, Hit
 from marin_dagster.cache.drift import Drift, find_drift
 from marin_dagster.cache.keeper import HeldLease, keeper
 from marin_dagster.cache.lease import LeaseTiming, LeaseWatch, Lock, new_worker_id
 from marin_dagster.cache.locks import lock_for
+from marin_dagster.cache.many import look_at_all
 from marin_dagster.cache.record import write_info
 from marin_dagster.cache.status import STATUS_FILE, Status, read_status, write_status
 from marin_dagster.cache.store import Folder
@@ -45,15 +45,6 @@ from marin_dagster.steps.paths import check_step_path
 from marin_dagster.steps.protocol import StepLike, is_mutable
 
 logger = logging.getLogger(__name__)
-
-T = TypeVar("T")
-
-LOOK_UP_WIDTH = 32
-"""How many outputs are looked up at once."""
-
-_WORTH_A_THREAD_S = 0.002
-"""A look that takes longer waits for something. On local disk threads only get in each other's way:
-1,000 looks take 0.04 s in one and 0.2 s in 32."""
 
 _WAIT_LOG_INTERVAL_S = 60.0
 
@@ -139,7 +130,7 @@ class StepCache:
             except (StoreError, RecordError, FingerprintMismatchError) as error:
                 return LookUp(CacheState.UNKNOWN, error=error)
 
-        return _many(look, {step.output_path: step for step in steps})
+        return look_at_all(look, {step.output_path: step for step in steps})
 
     def begin(
         self,
@@ -270,7 +261,7 @@ def _check_may_build(
 
 def _check_dependencies(step: StepLike) -> None:
     dependencies = {dep.output_path: dep for dep in step.deps}
-    found = _many(lambda dep: read_status(Folder.at(dep.output_path)), dependencies)
+    found = look_at_all(lambda dep: read_status(Folder.at(dep.output_path)), dependencies)
     missing = [
         f"{dependencies[path].name_with_hash} ({path}: {status or 'nothing there'})"
         for path, status in found.items()
@@ -281,18 +272,3 @@ def _check_dependencies(step: StepLike) -> None:
             f"step {step.name_with_hash} ({step.output_path}) reads outputs that are not finished: "
             f"{', '.join(missing)}. Select these steps, too, or build them first."
         )
-
-
-def _many(look: Callable[[StepLike], T], steps: Mapping[str, StepLike]) -> dict[str, T]:
-    found: dict[str, T] = {}
-    waiting = iter(steps.items())
-    for path, step in waiting:
-        began = time.monotonic()
-        found[path] = look(step)
-        if time.monotonic() - began > _WORTH_A_THREAD_S:
-            break
-    rest = dict(waiting)
-    if rest:
-        with ThreadPoolExecutor(min(LOOK_UP_WIDTH, len(rest)), "marin-look-up") as pool:
-            found.update(zip(rest, pool.map(look, rest.values()), strict=True))
-    return found

@@ -115,11 +115,22 @@ def step_record(step: StepLike, result: Any) -> ArtifactRecord:
         output_path=step.output_path,
         deps=list(step.dep_names),
         dep_paths=list(step.dep_paths),
-        config=json.loads(json.dumps(dict(step.hash_attrs))),
+        config=_as_json(step.hash_attrs),
         result=result_payload(step, result),
         fingerprint_payload=step.fingerprint_payload,
         provenance=launch_provenance(),
     )
+
+
+def as_recorded(attrs: Mapping[str, Any]) -> dict[str, Any] | None:
+    """A step's attributes as they come back from its record, where NaN and infinity are null."""
+    written = ArtifactRecord(config=_as_json(attrs)).model_dump_json()
+    return ArtifactRecord.model_validate_json(written).config
+
+
+def _as_json(attrs: Mapping[str, Any]) -> dict[str, Any]:
+    document: dict[str, Any] = json.loads(json.dumps(dict(attrs)))
+    return document
 
 
 class _Named(Protocol):

@@ -31,12 +31,11 @@ from marin_dagster.cache import Drift
 from marin_dagster.control import StepControl
 from marin_dagster.errors import DependencyNotBuiltError
 from marin_dagster.executor.config import ExecutorSettings
+from marin_dagster.executor.planned import PlannedStep, planned_steps
 from marin_dagster.executor.planning import (
     Decisions,
-    PlannedStep,
     context_for,
     decide,
-    planned_steps,
 )
 from marin_dagster.executor.threads import StepThreads
 from marin_dagster.runners import INLINE_PLACE, Routing, Runner

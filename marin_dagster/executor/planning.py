@@ -1,8 +1,6 @@
 """What becomes of each step of a run: pruned, served, blocked, or handed to a thread."""
 
 import asyncio
-import difflib
-from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -11,36 +9,18 @@ import dagster as dg
 from marin_dagster._compat import ExecutionPlan, PlanExecutionContext
 from marin_dagster.cache import CacheState, Drift, LookUp, StepCache
 from marin_dagster.cache.status import STATUS_FILE
-from marin_dagster.errors import ResourceError, RoutingError, StepError
+from marin_dagster.checks import IntegrityOp
+from marin_dagster.errors import ResourceError, RoutingError
 from marin_dagster.executor.config import ExecutorSettings
+from marin_dagster.executor.planned import PlannedStep, StepNames, by_graph, compute_of
 from marin_dagster.runners import INLINE, Place, Routing, StepOverride
-from marin_dagster.step_op import OUTPUT_NAME, StepOp
 from marin_dagster.steps import StepGraph, StepLike, plan_run
 from marin_dagster.steps.protocol import adopted_source, data_version, is_external
-
-RUNNER_TAG = "marin/runner"
-"""Op tag that names the runner of a step."""
 
 _RECORDS_AT_ONCE = 500
 _GRACE_S = 5.0
 _REMOTE_GRACE_S = 75.0
 """Longer than a job is given to end on its engine."""
-
-
-@dataclass(frozen=True)
-class PlannedStep:
-    """A step of the run that is ours."""
-
-    op: StepOp
-    asset_key: dg.AssetKey
-    """The key as it is in this job."""
-    runner: str | None
-    """The op's ``marin/runner`` tag."""
-
-    @property
-    def step(self) -> StepLike:
-        """What it builds."""
-        return self.op.step
 
 
 @dataclass(frozen=True)
@@ -77,20 +57,6 @@ class Decisions:
         return [key for key in plan.step_keys_to_execute if key not in dropped]
 
 
-def planned_steps(context: PlanExecutionContext, plan: ExecutionPlan) -> dict[str, PlannedStep]:
-    """The steps of the plan that are ours, by step key, in topological order."""
-    found = {}
-    layer = context.job_def.asset_layer
-    for step in plan.get_steps_to_execute_in_topo_order():
-        handle = step.node_handle
-        compute = getattr(context.job_def.get_node(handle).definition, "compute_fn", None)
-        if isinstance(compute, StepOp):
-            key = layer.get_asset_key_for_node_output(handle, OUTPUT_NAME)
-            if key is not None:
-                found[step.key] = PlannedStep(compute, key, step.tags.get(RUNNER_TAG))
-    return found
-
-
 def context_for(
     context: PlanExecutionContext,
     plan: ExecutionPlan,
@@ -121,7 +87,7 @@ def decide(
         RoutingError: steps that must run have no runner that can take them.
     """
     executable = plan.get_executable_step_deps()
-    names = _Names(context, planned)
+    names = StepNames(context, planned)
     forced = names.forced(settings.force)
     overrides = names.overrides(routing.config.steps)
     to_run: list[str] = []
@@ -130,15 +96,17 @@ def decide(
     drifted: dict[str, Drift] = {}
     blocked: dict[str, str] = {}
     expected: set[str] = set()
-    # An ordinary step always runs, so the outputs that it reads are needed.
+    # An ordinary step always runs, so the outputs that it reads are needed. Our checks take what
+    # is there.
+    checks = {step.key for step in plan.steps if isinstance(compute_of(context, step), IntegrityOp)}
     required = {
         planned[dep].step.output_path
         for key, deps in executable.items()
-        if key not in planned
+        if key not in planned and key not in checks
         for dep in deps
         if dep in planned
     } | wanted
-    for graph, key_of in _by_graph(planned):
+    for graph, key_of in by_graph(planned):
         found = _look_up(context, graph, key_of, planned)
         unknown = {path: look.error for path, look in found.items() if look.error is not None}
         # What the store does not tell must not set its inputs going; it fails by itself.
@@ -198,17 +166,6 @@ def _is_adopted(graph: StepGraph, path: str) -> bool:
     return adopted_source(graph.steps[path]) is not None
 
 
-def _by_graph(planned: Mapping[str, PlannedStep]) -> Iterable[tuple[StepGraph, dict[str, str]]]:
-    """Each graph of the run with the step keys of its selected output paths."""
-    keys: dict[int, dict[str, str]] = defaultdict(dict)
-    graphs: dict[int, StepGraph] = {}
-    for key, found in planned.items():
-        graph = found.op.graph
-        graphs[id(graph)] = graph
-        keys[id(graph)][found.step.output_path] = key
-    return [(graphs[identity], key_of) for identity, key_of in keys.items()]
-
-
 def _look_up(
     context: PlanExecutionContext,
     graph: StepGraph,
@@ -230,48 +187,6 @@ def _cache(
     resources = context.scoped_resources_builder.build({manager})
     cache: StepCache = getattr(resources, manager).cache
     return cache
-
-
-class _Names:
-    """What a run's config can call a step: its name, its name with hash, or its asset key."""
-
-    def __init__(self, context: PlanExecutionContext, planned: Mapping[str, PlannedStep]) -> None:
-        self._context = context
-        self._planned = planned
-        self._keys: dict[str, set[str]] = defaultdict(set)
-        for key, found in planned.items():
-            for name in (*_names(found.step), found.asset_key.to_user_string()):
-                self._keys[name].add(key)
-        # A run may be a part of the one that its config was made for.
-        self._others = {key.to_user_string() for key in _asset_keys(context)}
-        for graph, _ in _by_graph(planned):
-            self._others.update(name for step in graph.steps.values() for name in _names(step))
-
-    def forced(self, force: bool | tuple[str, ...]) -> set[str]:
-        if isinstance(force, bool):
-            return set(self._planned) if force else set()
-        return {key for name in force for key in self._named(name, "force")}
-
-    def overrides(self, steps: Mapping[str, StepOverride]) -> dict[str, StepOverride]:
-        return {key: own for name, own in steps.items() for key in self._named(name, "steps")}
-
-    def _named(self, name: str, option: str) -> set[str]:
-        if name in self._keys:
-            return self._keys[name]
-        if name in self._others:
-            self._context.log.warning(f"{option} names {name!r}, which this run does not select.")
-            return set()
-        close = difflib.get_close_matches(name, self._keys, n=3)
-        hint = f" Did you mean {' or '.join(map(repr, close))}?" if close else ""
-        raise StepError(f"{option} names {name!r}, which is no step of this run.{hint}")
-
-
-def _names(step: StepLike) -> tuple[str, str]:
-    return step.name, step.name_with_hash
-
-
-def _asset_keys(context: PlanExecutionContext) -> Iterable[dg.AssetKey]:
-    return context.job_def.asset_layer.asset_graph.get_all_asset_keys()
 
 
 def _places(

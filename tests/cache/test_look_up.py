@@ -11,8 +11,7 @@ from cache_support import GUARD_S, LOCK, STATUS, begin, build, lease, make, put,
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.spec import AbstractFileSystem
 
-from marin_dagster.cache import CacheState, StepCache
-from marin_dagster.cache import cache as cache_module
+from marin_dagster.cache import CacheState, StepCache, many
 from marin_dagster.errors import StoreError
 from marin_dagster.steps import StepSpec
 
@@ -135,7 +134,7 @@ class MeetingFileSystem(AbstractFileSystem):
 @pytest.fixture
 def meeting(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """Counts the readers of ``meeting://`` paths, of which the first is alone and takes long."""
-    monkeypatch.setattr(cache_module, "_WORTH_A_THREAD_S", -1.0)
+    monkeypatch.setattr(many, "_WORTH_A_THREAD_S", -1.0)
     MeetingFileSystem.meeting = threading.Barrier(32)
     MeetingFileSystem.inside = Counter()
     MeetingFileSystem.mutex = threading.Lock()
@@ -156,7 +155,7 @@ def test_32_outputs_are_looked_up_at_once_and_never_more(meeting: Counter[str]) 
 def test_on_a_store_that_answers_at_once_one_thread_looks(
     store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cache_module, "_WORTH_A_THREAD_S", float("inf"))
+    monkeypatch.setattr(many, "_WORTH_A_THREAD_S", float("inf"))
     threads = set()
 
     class Quick(LocalFileSystem):

@@ -18,9 +18,10 @@ from marin_dagster.cache import (
     object_lock,
     store,
 )
-from marin_dagster.cache.cache import LOOK_UP_WIDTH, LookUp
+from marin_dagster.cache.cache import LookUp
 from marin_dagster.cache.keeper import keeper
 from marin_dagster.cache.lease import parse_lease
+from marin_dagster.cache.many import WIDTH
 from marin_dagster.errors import StoreAwayError
 from marin_dagster.steps.protocol import StepLike
 
@@ -104,7 +105,7 @@ def test_many_look_ups_wait_for_a_bucket_once(
     states = {found[step.output_path].state for step in steps}
     assert states == {CacheState.UNKNOWN}
     # Those that were under way already, and the one elsewhere.
-    assert len(asked) <= LOOK_UP_WIDTH + 1
+    assert len(asked) <= WIDTH + 1
 
 
 @pytest.mark.parametrize("file", [STATUS, LOCK])

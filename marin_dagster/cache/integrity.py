@@ -1,0 +1,65 @@
+"""Whether what lies beside a finished output agrees with the step that declares it."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from marin_dagster.cache.drift import Drift, find_drift
+from marin_dagster.cache.record import RECORD_FILE, ArtifactRecord, as_recorded, read_record
+from marin_dagster.cache.status import STATUS_FILE, Status, read_status
+from marin_dagster.cache.store import Folder
+from marin_dagster.errors import FingerprintMismatchError, RecordError
+from marin_dagster.steps.protocol import StepLike, artifact_version, is_external
+
+
+@dataclass(frozen=True)
+class Integrity:
+    """One look at the files beside a step's output."""
+
+    status: Status | None
+    faults: tuple[str, ...] = ()
+    """What does not agree with the step, when the output is finished."""
+    drift: Drift | None = None
+    """When it is finished, that it was built by another recipe."""
+
+
+def check_integrity(step: StepLike) -> Integrity:
+    """Compare the files beside a finished output with the step that declares it. Reads only.
+
+    The record must be there, be readable, and name this step, its attributes and its dependencies;
+    a lazy artifact's must have the fingerprint that its handle expects. Of older forms of a record
+    only what they tell is compared. Data that something else made needs no record.
+
+    Raises:
+        StoreError: the store refused.
+    """
+    folder = Folder.at(step.output_path)
+    status = read_status(folder)
+    if status is not Status.SUCCESS:
+        return Integrity(status)
+    try:
+        record = read_record(folder)
+        if record is None:
+            missing = f"{STATUS_FILE} says SUCCESS, and there is no {RECORD_FILE}."
+            return Integrity(status, () if is_external(step) else (missing,))
+        return Integrity(status, tuple(_differences(step, record)), find_drift(step, folder))
+    except (RecordError, FingerprintMismatchError) as error:
+        return Integrity(status, (str(error),))
+
+
+def _differences(step: StepLike, record: ArtifactRecord) -> Iterator[str]:
+    version = artifact_version(step)
+    # Older forms leave fields out.
+    if record.name and record.name != step.name:
+        yield f"{RECORD_FILE} is of the step {record.name!r}."
+    if record.version and record.version != version:
+        yield f"{RECORD_FILE} is of the version {record.version!r}."
+    if version is None and step.writes_record:
+        return  # what it keeps there is its own business
+    if version is None and record.config is not None:
+        declared = as_recorded(step.hash_attrs)
+        if record.config != declared:
+            yield f"{RECORD_FILE} has the attributes {record.config}, and the step has {declared}."
+    deps = list(step.dep_names if version is None else step.hash_attrs.get("deps", ()))
+    # The oldest form has paths.
+    if record.name and sorted(record.deps) not in (sorted(deps), sorted(step.dep_paths)):
+        yield f"{RECORD_FILE} has the dependencies {record.deps}, and the step has {deps}."

@@ -1,0 +1,137 @@
+"""The asset check ``cache_integrity``: do the files beside an output agree with its step?"""
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import dagster as dg
+
+from marin_dagster.assets import Steps, asset_keys, graph_of
+from marin_dagster.cache import Status
+from marin_dagster.cache.integrity import Integrity, check_integrity
+from marin_dagster.cache.many import look_at_all
+from marin_dagster.errors import StoreError
+from marin_dagster.steps import StepGraph, StepLike
+from marin_dagster.steps.protocol import data_version
+from marin_dagster.translator import DagsterMarinTranslator
+
+CHECK_NAME = "cache_integrity"
+
+
+def build_marin_checks(
+    steps: Steps, *, translator: DagsterMarinTranslator | None = None, op_name: str = CHECK_NAME
+) -> dg.AssetChecksDefinition:
+    """The check ``cache_integrity`` of each step's asset, all in one op.
+
+    It passes when the output's record is there, can be read, and names the step, its attributes and
+    its dependencies, and when the output has not drifted. It blocks nothing. An output that is not
+    finished has no result, unless Dagster's last build of it is of today's version: then something
+    removed it, and the check fails.
+
+    Args:
+        steps: the steps, or a function that returns them; those of the assets.
+        translator: that of the assets.
+        op_name: name of the op, unique in the code location.
+
+    Raises:
+        GraphError: the graph is wrong; see :meth:`StepGraph.from_steps`.
+    """
+    graph = graph_of(steps)
+    return checks_of(graph, asset_keys(graph, translator or DagsterMarinTranslator()), op_name)
+
+
+def checks_of(
+    graph: StepGraph, keys: Mapping[str, dg.AssetKey], op_name: str
+) -> dg.AssetChecksDefinition:
+    """:func:`build_marin_checks` of a graph whose asset keys are known."""
+    paths = {key: path for path, key in keys.items()}
+    # Names that count: an asset's key may hold what an op's cannot.
+    ins = {f"asset_{index}": key for index, key in enumerate(paths)}
+    specs = {
+        f"check_{index}": dg.AssetCheckSpec(
+            CHECK_NAME,
+            asset=key,
+            description="The record beside the output agrees with the step, and nothing drifted.",
+        )
+        for index, key in enumerate(paths)
+    }
+    op = dg.OpDefinition(
+        name=op_name,
+        compute_fn=IntegrityOp({key: graph.steps[path] for key, path in paths.items()}),
+        ins={name: dg.In(dg.Nothing) for name in ins},
+        outs={name: dg.Out(dg.Nothing, is_required=False) for name in specs},
+    )
+    checks: dg.AssetChecksDefinition = dg.AssetChecksDefinition.create(
+        keys_by_input_name=ins,
+        node_def=op,
+        check_specs_by_output_name=specs,
+        can_subset=True,
+        resource_defs=None,
+    )
+    return checks
+
+
+@dataclass(frozen=True, eq=False)
+class IntegrityOp:
+    """The compute function of the checks' op."""
+
+    steps: Mapping[dg.AssetKey, StepLike]
+
+    def __call__(
+        self, context: dg.AssetCheckExecutionContext, inputs: Mapping[str, Any]
+    ) -> Iterator[dg.AssetCheckResult]:
+        keys = sorted(key.asset_key for key in context.selected_asset_check_keys)
+        found = look_at_all(_look, {key.to_user_string(): self.steps[key] for key in keys})
+        looks = dict(zip(keys, found.values(), strict=True))
+        unfinished = [
+            key
+            for key, look in looks.items()
+            if isinstance(look, Integrity) and look.status not in (Status.SUCCESS, Status.RUNNING)
+        ]
+        removed = self._known(context.instance, unfinished)
+        for key, look in looks.items():
+            if isinstance(look, Integrity) and (look.status is Status.SUCCESS or key in removed):
+                yield _result(key, self.steps[key], look)
+        refused = [str(look) for look in looks.values() if isinstance(look, StoreError)]
+        if refused:
+            raise StoreError("\n".join(refused))
+
+    def _known(
+        self, instance: dg.DagsterInstance, keys: Collection[dg.AssetKey]
+    ) -> set[dg.AssetKey]:
+        """Those whose last materialization is of today's version."""
+        known = set()
+        for key in keys:
+            event = instance.get_latest_materialization_event(key)
+            built = event.asset_materialization if event else None
+            version = data_version(self.steps[key])
+            if built and (built.tags or {}).get("dagster/data_version") == version:
+                known.add(key)
+        return known
+
+
+def _look(step: StepLike) -> Integrity | StoreError:
+    try:
+        return check_integrity(step)
+    except StoreError as error:
+        return error
+
+
+def _result(key: dg.AssetKey, step: StepLike, look: Integrity) -> dg.AssetCheckResult:
+    faults = look.faults
+    if look.status is not Status.SUCCESS:
+        status = look.status or "nothing there"
+        faults = (f"Dagster knows a build of this version, and it is gone (status: {status}).",)
+    metadata: dict[str, Any] = {"marin/output_path": dg.MetadataValue.path(step.output_path)}
+    if faults:
+        metadata["marin/faults"] = "\n".join(faults)
+    if look.drift:
+        metadata["marin/drift"] = look.drift.message
+    return dg.AssetCheckResult(
+        asset_key=key,
+        check_name=CHECK_NAME,
+        passed=not faults and look.drift is None,
+        severity=dg.AssetCheckSeverity.ERROR if faults else dg.AssetCheckSeverity.WARN,
+        metadata=metadata,
+        description=(" ".join(faults) or (look.drift and look.drift.message)) or None,
+    )

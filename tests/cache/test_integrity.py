@@ -1,0 +1,104 @@
+"""Whether the files beside an output agree with its step."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cache_support import RECORD, STATUS, begin, build, get, make, put
+
+from marin_dagster.cache import Status
+from marin_dagster.cache.integrity import check_integrity
+from marin_dagster.steps import StepSpec
+
+
+def changed(step: StepSpec, **fields: Any) -> None:
+    """Change fields of a step's record."""
+    put(step, RECORD, json.dumps(json.loads(get(step, RECORD) or "") | fields))
+
+
+def faults(step: StepSpec) -> str:
+    look = check_integrity(step)
+    assert look.status is Status.SUCCESS
+    return "\n".join(look.faults)
+
+
+def test_what_a_step_has_built_agrees_with_it() -> None:
+    raw = build(make("raw"))
+    attributes = {"rate": math.nan, "deep": {"é": [1, None, "x"]}, "most": math.inf}
+    step = build(make("clean", raw, hash_attrs=attributes))
+    look = check_integrity(step)
+    assert (look.status, look.faults, look.drift) == (Status.SUCCESS, (), None)
+
+
+def test_what_is_not_finished_is_not_judged() -> None:
+    step = make("raw")
+    assert check_integrity(step).status is None
+    attempt = begin(step)
+    assert check_integrity(step).status is Status.RUNNING
+    attempt.fail()
+    look = check_integrity(step)
+    assert (look.status, look.faults) == (Status.FAILED, ())
+
+
+def test_a_missing_record_is_a_fault_of_what_a_run_has_built_only() -> None:
+    built, given = make("built"), make("given", fn=None)
+    for step in (built, given):
+        put(step, STATUS, "SUCCESS")
+    assert faults(built) == ".executor_status says SUCCESS, and there is no .artifact.json."
+    assert faults(given) == ""
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"name": 3}', ""])
+def test_a_record_that_cannot_be_read(content: str) -> None:
+    step = build(make("raw"))
+    put(step, RECORD, content)
+    assert f"{step.output_path}/.artifact.json cannot be read" in faults(step)
+
+
+@pytest.mark.parametrize(
+    ("fields", "fault"),
+    [
+        ({"name": "other"}, "is of the step 'other'"),
+        ({"version": "2026.01.01"}, "is of the version '2026.01.01'"),
+        ({"config": {"size": 2}}, "has the attributes {'size': 2}, and the step has {'size': 1}"),
+        ({"deps": []}, "has the dependencies [], and the step has ['raw_"),
+        ({"deps": ["raw_00000000"]}, "has the dependencies ['raw_00000000']"),
+    ],
+)
+def test_a_record_of_something_else(fields: dict[str, Any], fault: str) -> None:
+    step = build(make("clean", build(make("raw")), hash_attrs={"size": 1}))
+    changed(step, **fields)
+    assert fault in faults(step)
+    assert len(check_integrity(step).faults) == 1
+
+
+def test_a_moved_store_still_agrees(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    build(make("clean", build(make("raw"))))
+    (tmp_path / "store").rename(tmp_path / "moved")
+    monkeypatch.setenv("MARIN_PREFIX", str(tmp_path / "moved"))
+    assert faults(make("clean", make("raw"))) == ""
+
+
+def test_older_forms_are_compared_in_what_they_tell() -> None:
+    raw = build(make("raw"))
+    bare, old = make("bare", raw), make("old", raw)
+    put(bare, STATUS, "SUCCESS")
+    put(bare, RECORD, '{"accuracy": 0.5}')
+    put(old, STATUS, "SUCCESS")
+    info = {"name": "old", "config": {}, "dependencies": [raw.output_path]}
+    put(old, ".executor_info", json.dumps(info))
+    assert [faults(bare), faults(old)] == ["", ""]
+    put(old, ".executor_info", json.dumps(info | {"dependencies": ["/elsewhere"]}))
+    assert "has the dependencies ['/elsewhere']" in faults(old)
+
+
+def test_what_a_step_writes_as_its_own_record_is_its_own_business() -> None:
+    step = make("raw", hash_attrs={"size": 1}, writes_record=True)
+    attempt = begin(step)
+    put(step, RECORD, '{"name": "raw", "config": {"anything": true}, "deps": ["what it likes"]}')
+    attempt.commit()
+    assert faults(step) == ""
+    put(step, RECORD, '{"name": "other"}')
+    assert "is of the step 'other'" in faults(step)

@@ -1,0 +1,213 @@
+"""The asset check ``cache_integrity``, in runs."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pytest
+
+from marin_dagster import (
+    MarinIOManager,
+    build_definitions,
+    build_marin_assets,
+    build_marin_checks,
+    marin_executor,
+)
+from marin_dagster._compat import InMemoryJob, execute_run
+from marin_dagster.lazy import OUT, apply
+from support import Recorder, Run, run_job
+
+EVERYTHING = "__ASSET_JOB"
+"""The job behind the UI's Materialize and Execute buttons."""
+
+Evaluations = dict[str, dg.AssetCheckEvaluation]
+
+
+def evaluations(run: Run) -> Evaluations:
+    """The results of a run's checks by asset key."""
+    found = [
+        event.event_specific_data
+        for event in run.events
+        if event.event_type_value == "ASSET_CHECK_EVALUATION"
+    ]
+    return {evaluation.asset_key.to_user_string(): evaluation for evaluation in found}
+
+
+def run_checks(definitions: dg.Definitions, instance: dg.DagsterInstance, *keys: str) -> Run:
+    """A run of the checks of some assets alone, as the UI's Execute starts it."""
+    checks = {
+        dg.AssetCheckKey(dg.AssetKey.from_user_string(key), "cache_integrity") for key in keys
+    }
+    job = definitions.resolve_job_def(EVERYTHING)
+    job = job.get_subset(asset_selection=set(), asset_check_selection=checks)
+    recorded = instance.create_run_for_job(job_def=job)
+    result = execute_run(InMemoryJob(job), recorded, instance, raise_on_error=False)
+    return Run(result.success, list(result.all_events), recorded.run_id)
+
+
+def said(evaluation: dg.AssetCheckEvaluation, name: str) -> Any:
+    return evaluation.metadata[name].value
+
+
+def test_the_job_over_all_steps_runs_no_check(
+    instance: dg.DagsterInstance, recorder: Recorder
+) -> None:
+    run = run_job(build_definitions([recorder.step("raw")]), instance)
+    assert run.success
+    assert evaluations(run) == {}
+
+
+def test_materialize_all_checks_what_it_has_built(
+    instance: dg.DagsterInstance, recorder: Recorder
+) -> None:
+    definitions = build_definitions([recorder.step("a.b/clean-1", recorder.step("raw"))])
+    for built in (["raw", "a.b/clean-1"], []):
+        run = run_job(definitions, instance, job=EVERYTHING)
+        assert run.success
+        assert recorder.take() == built
+        found = evaluations(run)
+        assert sorted(found) == ["a.b/clean-1", "raw"]
+        assert all(evaluation.passed for evaluation in found.values())
+        assert not any(evaluation.blocking for evaluation in found.values())
+
+
+def test_a_check_sets_nothing_going(instance: dg.DagsterInstance, recorder: Recorder) -> None:
+    raw = recorder.step("raw")
+    definitions = build_definitions([recorder.step("clean", raw)])
+    run_job(definitions, instance)
+    recorder.take()
+    shutil.rmtree(raw.output_path)
+
+    run = run_job(definitions, instance, job=EVERYTHING)
+
+    assert run.success
+    assert recorder.take() == []  # pruned: what reads it is finished
+    found = evaluations(run)
+    assert found["clean"].passed
+    assert not found["raw"].passed
+    assert "it is gone (status: nothing there)" in (found["raw"].description or "")
+
+
+def test_what_was_never_built_has_no_result(
+    instance: dg.DagsterInstance, recorder: Recorder
+) -> None:
+    definitions = build_definitions([recorder.step("raw")])
+    run = run_checks(definitions, instance, "raw")
+    assert run.success
+    assert evaluations(run) == {}
+    assert recorder.take() == []
+
+
+def test_each_fault_is_told(instance: dg.DagsterInstance, recorder: Recorder) -> None:
+    steps = [recorder.step(name) for name in ("fine", "lost", "torn", "foreign")]
+    definitions = build_definitions(steps)
+    run_job(definitions, instance)
+    records = {step.name: Path(step.output_path, ".artifact.json") for step in steps}
+    records["lost"].unlink()
+    records["torn"].write_bytes(records["torn"].read_bytes()[:40])
+    records["foreign"].write_text(
+        json.dumps(json.loads(records["foreign"].read_text()) | {"name": "other"})
+    )
+
+    found = evaluations(run_checks(definitions, instance, *records))
+
+    assert {key: evaluation.passed for key, evaluation in found.items()} == {
+        "fine": True,
+        "lost": False,
+        "torn": False,
+        "foreign": False,
+    }
+    assert "there is no .artifact.json" in said(found["lost"], "marin/faults")
+    assert f"{records['torn']} cannot be read" in said(found["torn"], "marin/faults")
+    assert "is of the step 'other'" in said(found["foreign"], "marin/faults")
+    assert said(found["torn"], "marin/output_path") == str(records["torn"].parent)
+    assert found["torn"].severity is dg.AssetCheckSeverity.ERROR
+
+
+def test_some_checks_alone(instance: dg.DagsterInstance, recorder: Recorder) -> None:
+    definitions = build_definitions([recorder.step("clean", recorder.step("raw"))])
+    run_job(definitions, instance)
+    recorder.take()
+    run = run_checks(definitions, instance, "raw")
+    assert run.success
+    assert list(evaluations(run)) == ["raw"]
+    assert recorder.take() == []
+
+
+def make(out: str, size: int) -> None:
+    Path(out, "data.txt").write_text(str(size))
+
+
+def tokens(size: int, version: str = "2026.07.01") -> Any:
+    return apply("tokens", make, version=version, out=OUT, size=size)
+
+
+def test_drift_is_a_warning_that_tells_the_fields(instance: dg.DagsterInstance) -> None:
+    run_job(build_definitions([tokens(1)]), instance)
+    found = evaluations(run_job(build_definitions([tokens(2)]), instance, job=EVERYTHING))
+    assert not found["tokens"].passed
+    assert found["tokens"].severity is dg.AssetCheckSeverity.WARN
+    assert "size" in said(found["tokens"], "marin/drift")
+    assert "marin/faults" not in found["tokens"].metadata
+
+    found = evaluations(run_checks(build_definitions([tokens(1)]), instance, "tokens"))
+    assert found["tokens"].passed
+
+
+def test_a_dev_version_does_not_drift(instance: dg.DagsterInstance) -> None:
+    run_job(build_definitions([tokens(1, "dev")]), instance)
+    found = evaluations(run_checks(build_definitions([tokens(2, "dev")]), instance, "tokens"))
+    assert found["tokens"].passed
+
+
+def test_a_failed_step_leaves_the_others_checked_next_time(
+    instance: dg.DagsterInstance, recorder: Recorder
+) -> None:
+    definitions = build_definitions([recorder.step("bad", fails=True), recorder.step("good")])
+    run = run_job(definitions, instance, job=EVERYTHING)
+    assert run.steps("STEP_FAILURE") == ["bad"]
+    found = evaluations(run_checks(definitions, instance, "bad", "good"))
+    assert {key: evaluation.passed for key, evaluation in found.items()} == {"good": True}
+
+
+@pytest.mark.usefixtures("broken_store")
+def test_a_store_that_refuses_is_an_error_of_the_check(
+    instance: dg.DagsterInstance, recorder: Recorder, store: Path
+) -> None:
+    here = recorder.step("here", output_path_prefix=str(store))
+    definitions = build_definitions([here, recorder.step("away")])
+    run_job(definitions, instance, select=["here"])
+    run = run_checks(definitions, instance, "here", "away")
+    assert not run.success
+    assert list(evaluations(run)) == ["here"]
+    assert "broken://bucket/store/away" in run.error("materialize_steps_cache_integrity")
+
+
+def test_assets_and_checks_made_by_hand_fit(
+    instance: dg.DagsterInstance, recorder: Recorder
+) -> None:
+    step = recorder.step("raw")
+    definitions = dg.Definitions(
+        assets=build_marin_assets([step]),
+        asset_checks=[build_marin_checks(lambda: [step])],
+        resources={"marin_io_manager": MarinIOManager()},
+        executor=marin_executor,
+    )
+    run = run_job(definitions, instance, job=EVERYTHING)
+    assert run.success
+    assert evaluations(run)["raw"].passed
+
+
+def test_two_graphs_in_one_location_have_checks_each(
+    instance: dg.DagsterInstance, recorder: Recorder
+) -> None:
+    merged = dg.Definitions.merge(
+        build_definitions([recorder.step("one")], job_name="first"),
+        build_definitions([recorder.step("two")], job_name="second"),
+        dg.Definitions(executor=marin_executor),
+    )
+    run = run_job(merged, instance, job=EVERYTHING)
+    assert run.success
+    assert sorted(evaluations(run)) == ["one", "two"]
