@@ -1,6 +1,6 @@
 """The asset check ``cache_integrity``: do the files beside an output agree with its step?"""
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,10 +18,14 @@ from marin_dagster.translator import DagsterMarinTranslator
 CHECK_NAME = "cache_integrity"
 
 
+_AT_ONCE = 100
+"""Checks of one op. Dagster's time to load one grows with the square of their number."""
+
+
 def build_marin_checks(
     steps: Steps, *, translator: DagsterMarinTranslator | None = None, op_name: str = CHECK_NAME
-) -> dg.AssetChecksDefinition:
-    """The check ``cache_integrity`` of each step's asset, all in one op.
+) -> Sequence[dg.AssetChecksDefinition]:
+    """The check ``cache_integrity`` of each step's asset; one op evaluates up to 100 of them.
 
     It passes when the output's record is there, can be read, and names the step, its attributes and
     its dependencies, and when the output has not drifted. It blocks nothing. An output that is not
@@ -31,7 +35,10 @@ def build_marin_checks(
     Args:
         steps: the steps, or a function that returns them; those of the assets.
         translator: that of the assets.
-        op_name: name of the op, unique in the code location.
+        op_name: what the names of the ops begin with, unique in the code location.
+
+    Returns:
+        The definitions, for ``dg.Definitions(asset_checks=…)``.
 
     Raises:
         GraphError: the graph is wrong; see :meth:`StepGraph.from_steps`.
@@ -42,22 +49,27 @@ def build_marin_checks(
 
 def checks_of(
     graph: StepGraph, keys: Mapping[str, dg.AssetKey], op_name: str
-) -> dg.AssetChecksDefinition:
+) -> Sequence[dg.AssetChecksDefinition]:
     """:func:`build_marin_checks` of a graph whose asset keys are known."""
-    paths = {key: path for path, key in keys.items()}
+    steps = [(keys[path], step) for path, step in graph.steps.items()]
+    parts = [dict(steps[start : start + _AT_ONCE]) for start in range(0, len(steps), _AT_ONCE)]
+    return [_checks(part, f"{op_name}_{number}") for number, part in enumerate(parts)]
+
+
+def _checks(steps: Mapping[dg.AssetKey, StepLike], op_name: str) -> dg.AssetChecksDefinition:
     # Names that count: an asset's key may hold what an op's cannot.
-    ins = {f"asset_{index}": key for index, key in enumerate(paths)}
+    ins = {f"asset_{index}": key for index, key in enumerate(steps)}
     specs = {
         f"check_{index}": dg.AssetCheckSpec(
             CHECK_NAME,
             asset=key,
             description="The record beside the output agrees with the step, and nothing drifted.",
         )
-        for index, key in enumerate(paths)
+        for index, key in enumerate(steps)
     }
     op = dg.OpDefinition(
         name=op_name,
-        compute_fn=IntegrityOp({key: graph.steps[path] for key, path in paths.items()}),
+        compute_fn=IntegrityOp(steps),
         ins={name: dg.In(dg.Nothing) for name in ins},
         outs={name: dg.Out(dg.Nothing, is_required=False) for name in specs},
     )

@@ -91,7 +91,7 @@ def build_definitions(
         )
     return MarinDefinitions(
         assets=assets,
-        asset_checks=[checks_of(graph, keys, f"{job_name}_{CHECK_NAME}")] if keys else [],
+        asset_checks=checks_of(graph, keys, f"{job_name}_{CHECK_NAME}"),
         resources={DEFAULT_IO_MANAGER_KEY: _default_io_manager()},
         jobs=jobs,
     )

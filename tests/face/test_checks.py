@@ -182,7 +182,7 @@ def test_a_store_that_refuses_is_an_error_of_the_check(
     run = run_checks(definitions, instance, "here", "away")
     assert not run.success
     assert list(evaluations(run)) == ["here"]
-    assert "broken://bucket/store/away" in run.error("materialize_steps_cache_integrity")
+    assert "broken://bucket/store/away" in run.error("materialize_steps_cache_integrity_0")
 
 
 def test_assets_and_checks_made_by_hand_fit(
@@ -191,7 +191,7 @@ def test_assets_and_checks_made_by_hand_fit(
     step = recorder.step("raw")
     definitions = dg.Definitions(
         assets=build_marin_assets([step]),
-        asset_checks=[build_marin_checks(lambda: [step])],
+        asset_checks=build_marin_checks(lambda: [step]),
         resources={"marin_io_manager": MarinIOManager()},
         executor=marin_executor,
     )
@@ -211,3 +211,17 @@ def test_two_graphs_in_one_location_have_checks_each(
     run = run_job(merged, instance, job=EVERYTHING)
     assert run.success
     assert sorted(evaluations(run)) == ["one", "two"]
+
+
+def test_the_checks_of_many_steps_are_several_ops(
+    instance: dg.DagsterInstance, recorder: Recorder
+) -> None:
+    steps = [recorder.step(f"step-{number}") for number in range(101)]
+    definitions = build_definitions(steps)
+    run_job(definitions, instance, select=["step-0", "step-100"])
+    run = run_checks(definitions, instance, *(step.name for step in steps))
+    assert run.steps("STEP_SUCCESS") == [
+        "materialize_steps_cache_integrity_0",
+        "materialize_steps_cache_integrity_1",
+    ]
+    assert sorted(evaluations(run)) == ["step-0", "step-100"]
