@@ -17,7 +17,7 @@ import dagster as dg
 
 from marin_dagster._compat import InMemoryJob, capture_interrupts, execute_run
 from marin_dagster.cache import Attempt, Folder, StepCache, read_record, read_status
-from marin_dagster.cache.status import Status
+from marin_dagster.cache.status import STATUS_FILE, Status
 from marin_dagster.definitions import build_definitions
 from marin_dagster.errors import (
     MarinDagsterError,
@@ -126,9 +126,9 @@ class StepRunner:
         limit = effective_max_concurrent(
             self.max_concurrent if max_concurrent is None else max_concurrent
         )
+        errors: list[Exception] = []
         if not dry_run:
-            for path in graph.terminals:
-                _require_external(graph.steps[path])
+            errors += _external_faults(graph, retry_failed=force_run_failed)
         failures: dict[str, list[BaseException]] = {}
         executor = runner_executor(limit, self._runners(), frozenset(graph.terminals), failures)
         config = {"dry_run": dry_run, "retry_failed": force_run_failed}
@@ -137,7 +137,9 @@ class StepRunner:
         )
         if any(not is_external(step) for step in graph.steps.values()):
             with self._recording() as instance:
-                _run(definitions, instance, {"execution": {"config": config}}, failures)
+                errors += _run(definitions, instance, {"execution": {"config": config}}, failures)
+        if errors:
+            raise StepsFailedError(f"{len(errors)} step(s) failed", errors)
         return StepResults(graph)
 
     def _runners(self) -> dict[str, Runner]:
@@ -192,23 +194,30 @@ def resolve(handle: ArtifactStep[Any], *, max_concurrent: int = DEFAULT_MAX_CONC
     return run(handle, max_concurrent=max_concurrent)[0]
 
 
-def _require_external(step: StepLike) -> None:
-    """See to a wanted step that no run builds: register adopted data, else it must be there."""
-    if not is_external(step):
-        return
-    if adopted_source(step) is not None:
-        outcome = StepCache().begin(step)
-        if isinstance(outcome, Attempt):
-            try:
-                outcome.result = run_inline(step)
-                outcome.commit()
-            finally:
-                outcome.abandon()
-    elif read_status(Folder.at(step.output_path)) is not Status.SUCCESS:
-        raise StepWithoutFunctionError(
-            f"step {step.name_with_hash} ({step.output_path}) has no finished output, and no run "
-            "builds it. Put its data there and write SUCCESS into .executor_status beside it."
-        )
+def _external_faults(graph: StepGraph, *, retry_failed: bool) -> Iterator[Exception]:
+    """See to the wanted steps that no run builds; yields why one cannot be had."""
+    for path in graph.terminals:
+        step = graph.steps[path]
+        try:
+            if adopted_source(step) is not None:
+                _register_adopted(step, retry_failed=retry_failed)
+            elif is_external(step) and read_status(Folder.at(path)) is not Status.SUCCESS:
+                raise StepWithoutFunctionError(
+                    f"step {step.name_with_hash} ({path}) has no finished output, and no run "
+                    f"builds it. Put its data there and write SUCCESS into {STATUS_FILE} beside it."
+                )
+        except MarinDagsterError as error:
+            yield error
+
+
+def _register_adopted(step: StepLike, *, retry_failed: bool) -> None:
+    outcome = StepCache().begin(step, retry_failed=retry_failed)
+    if isinstance(outcome, Attempt):
+        try:
+            outcome.result = run_inline(step)
+            outcome.commit()
+        finally:
+            outcome.abandon()
 
 
 def _run(
@@ -216,7 +225,8 @@ def _run(
     instance: dg.DagsterInstance,
     config: Mapping[str, Any],
     failures: Mapping[str, list[BaseException]],
-) -> None:
+) -> list[Exception]:
+    """Run the job; what its steps raised."""
     job = definitions.resolve_job_def(_JOB)
     recorded = instance.create_run_for_job(job_def=job, run_config=config)
     try:
@@ -225,12 +235,12 @@ def _run(
     except dg.DagsterExecutionInterruptedError:
         raise KeyboardInterrupt from None
     if result.success:
-        return
+        return []
     errors: list[Exception] = []
     for event in result.all_events:
         if not event.is_step_failure or event.step_key is None:
             continue
-        # The last attempt's; a blocked step raised nothing, and Dagster has its message.
+        # The last attempt's.
         raised = failures.get(event.step_key, [])
         if raised and isinstance(raised[-1], Exception):
             raised[-1].add_note(f"in step {event.step_key} of run {recorded.run_id}")
@@ -240,4 +250,4 @@ def _run(
             errors.append(StepError(said.message if said else f"step {event.step_key} failed"))
     if not errors:
         raise MarinDagsterError(f"run {recorded.run_id} failed; its log says why.")
-    raise StepsFailedError(f"{len(errors)} step(s) failed", errors)
+    return errors

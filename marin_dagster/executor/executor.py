@@ -29,7 +29,7 @@ from marin_dagster._compat import (
 )
 from marin_dagster.cache import Drift
 from marin_dagster.control import StepControl
-from marin_dagster.errors import DependencyNotBuiltError
+from marin_dagster.errors import MarinDagsterError
 from marin_dagster.executor.config import ExecutorSettings
 from marin_dagster.executor.planned import PlannedStep, planned_steps
 from marin_dagster.executor.planning import (
@@ -39,6 +39,7 @@ from marin_dagster.executor.planning import (
 )
 from marin_dagster.executor.threads import StepThreads
 from marin_dagster.runners import INLINE_PLACE, Routing, Runner
+from marin_dagster.steps import StepLike
 
 _LOOK_FOR_INTERRUPT_S = 0.2
 
@@ -119,6 +120,8 @@ class MarinExecutor(dg.Executor):
         decisions = decide(
             job_context, execution_plan, planned, self.settings, routing, self.required
         )
+        if self.failures is not None:
+            self.failures.update((key, [error]) for key, error in decisions.blocked.items())
         if routing.chose_process:
             job_context.log.info(
                 "No runner is configured: steps with resources run in processes of this machine."
@@ -261,7 +264,8 @@ def _report(
                 decisions.drifted.get(step.key),
             )
         elif step.key in decisions.blocked:
-            yield _blocked(context.for_step(step), decisions.blocked[step.key])
+            ours = decisions.planned[step.key].step
+            yield _blocked(context.for_step(step), ours, decisions.blocked[step.key])
         elif step.key in decisions.unreachable:
             context.for_step(step).log.error(
                 f"Dependencies for step {step.key} cannot run: "
@@ -292,10 +296,13 @@ def _observe(context: Any, served: PlannedStep, drift: Drift | None) -> Iterator
     yield DagsterEvent.step_success_event(context, StepSuccessData(duration_ms=0.0))
 
 
-def _blocked(context: Any, message: str) -> DagsterEvent:
-    error = SerializableErrorInfo(message, stack=[], cls_name=DependencyNotBuiltError.__name__)
+def _blocked(context: Any, step: StepLike, error: MarinDagsterError) -> DagsterEvent:
+    message = str(error)
+    if step.name_with_hash not in message:
+        message = f"step {step.name_with_hash}: {message}"
+    info = SerializableErrorInfo(message, stack=[], cls_name=type(error).__name__)
     return DagsterEvent.step_failure_event(
-        context, StepFailureData(error=error, user_failure_data=None)
+        context, StepFailureData(error=info, user_failure_data=None)
     )
 
 

@@ -1,7 +1,7 @@
 """What becomes of each step of a run: pruned, served, blocked, or handed to a thread."""
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 import dagster as dg
@@ -10,7 +10,12 @@ from marin_dagster._compat import ExecutionPlan, PlanExecutionContext
 from marin_dagster.cache import CacheState, Drift, LookUp, StepCache
 from marin_dagster.cache.status import STATUS_FILE
 from marin_dagster.checks import IntegrityOp
-from marin_dagster.errors import ResourceError, RoutingError
+from marin_dagster.errors import (
+    DependencyNotBuiltError,
+    MarinDagsterError,
+    ResourceError,
+    RoutingError,
+)
 from marin_dagster.executor.config import ExecutorSettings
 from marin_dagster.executor.planned import PlannedStep, StepNames, by_graph, compute_of
 from marin_dagster.runners import INLINE, Place, Routing, StepOverride
@@ -37,7 +42,7 @@ class Decisions:
     """In the cache, but built by another recipe."""
     served: frozenset[str]
     """In the cache, and known to this instance: observed without starting the op."""
-    blocked: Mapping[str, str]
+    blocked: Mapping[str, MarinDagsterError]
     """Cannot run, and what to do."""
     unreachable: Mapping[str, tuple[str, ...]]
     """Below blocked steps: these dependencies will not come."""
@@ -94,7 +99,7 @@ def decide(
     pruned: dict[str, str] = {}
     hits: dict[str, PlannedStep] = {}
     drifted: dict[str, Drift] = {}
-    blocked: dict[str, str] = {}
+    blocked: dict[str, MarinDagsterError] = {}
     expected: set[str] = set()
     # An ordinary step always runs, so the outputs that it reads are needed. Our checks take what
     # is there.
@@ -123,7 +128,7 @@ def decide(
             forced=[path for path, key in key_of.items() if key in forced],
         )
         for path in unknown.keys() & key_of.keys():
-            blocked[key_of[path]] = f"step {graph.steps[path].name_with_hash}: {unknown[path]}"
+            blocked[key_of[path]] = unknown[path]
         for path in run.hits - unknown.keys():
             hits[key_of[path]] = planned[key_of[path]]
             if (drift := found[path].drift) is not None:
@@ -137,7 +142,7 @@ def decide(
                 "every selected step that reads it is in the cache."
             )
         for path, missing in run.blocked.items():
-            blocked[key_of[path]] = _blocked_message(graph, path, missing)
+            blocked[key_of[path]] = DependencyNotBuiltError(_blocked_message(graph, path, missing))
     places, refused = _places(planned, [*to_run, *hits], overrides, routing)
     if faults := [str(refused[key]) for key in to_run if key in refused]:
         # Before anything runs: what has been submitted costs money.
@@ -245,7 +250,7 @@ def _known_to_instance(
 
 
 def _unreachable(
-    executable: Mapping[str, set[str]], blocked: Mapping[str, str]
+    executable: Mapping[str, set[str]], blocked: Collection[str]
 ) -> dict[str, tuple[str, ...]]:
     lost: dict[str, tuple[str, ...]] = {}
     grew = bool(blocked)

@@ -25,9 +25,11 @@ from marin_dagster import (
     run,
 )
 from marin_dagster.errors import (
+    AdoptedDataMissingError,
     MarinDagsterError,
     OutputNotReadyError,
     PreviousAttemptFailedError,
+    RecordError,
     ResultError,
     RoutingError,
     StepsFailedError,
@@ -148,8 +150,10 @@ def test_a_missing_input_without_a_function_is_said(recorder: Recorder) -> None:
     with pytest.raises(StepsFailedError, match="1 step") as raised:
         StepRunner().run([recorder.step("reads", external)])
     assert "dump" in str(raised.value.exceptions[0])
-    with pytest.raises(StepWithoutFunctionError, match="dump"):
-        StepRunner().run([external])
+    with pytest.raises(StepsFailedError, match="1 step") as raised:
+        StepRunner().run([recorder.step("independent"), external])
+    assert isinstance(raised.value.exceptions[0], StepWithoutFunctionError)
+    assert recorder.take() == ["independent"]
 
 
 def test_a_dry_run_touches_nothing(recorder: Recorder, store: Path) -> None:
@@ -233,6 +237,32 @@ def test_adopted_data_that_is_asked_for_is_registered(tmp_path: Path, store: Pat
 
     assert resolve(adopted).path == str(tmp_path / "old")
     assert store.joinpath("old", V, ".artifact.json").exists()
+
+
+def test_adopted_data_that_is_missing_stops_nothing_else(
+    tmp_path: Path, recorder: Recorder
+) -> None:
+    adopted = ArtifactStep.adopt("old", V, str(tmp_path / "old"))
+    for force_run_failed, kind in (
+        (True, AdoptedDataMissingError),
+        (False, PreviousAttemptFailedError),
+    ):
+        with pytest.raises(StepsFailedError) as raised:
+            StepRunner().run([adopted, recorder.step("raw")], force_run_failed=force_run_failed)
+        assert [type(error) for error in raised.value.exceptions] == [kind]
+    assert recorder.take() == ["raw"]
+
+
+def test_what_is_found_before_anything_runs_is_carried_as_it_is(recorder: Recorder) -> None:
+    first = recorder.step("first")
+    broken = ArtifactStep("broken", V, Artifact, lambda _: None, lambda _: None)
+    StepRunner().run([first, broken])
+    broken_record = Path(broken.lower().output_path, ".artifact.json")
+    broken_record.write_text("{")
+    with pytest.raises(StepsFailedError) as raised:
+        StepRunner().run([first, broken])
+    assert [type(error) for error in raised.value.exceptions] == [RecordError]
+    assert str(broken_record) in str(raised.value.exceptions[0])
 
 
 def test_a_function_that_opens_its_output_path_is_told_that_it_is_a_folder() -> None:

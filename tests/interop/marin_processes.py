@@ -68,6 +68,14 @@ def build_with_ours(prefix: str, started: Event, finish: Event) -> None:
         attempt.abandon()
 
 
+def run_in_dagster(prefix: str, started: Event, finish: Event) -> None:
+    """Build one step in a Dagster run."""
+    from marin_dagster import StepRunner, StepSpec
+
+    function = partial(held, "ours", started, finish)
+    StepRunner().run([StepSpec("train", output_path_prefix=prefix, fn=function)])
+
+
 def race_with_marin(prefix: str, names: "Queue[str | None]", barrier: Barrier) -> None:
     """Run each step that the other worker names with Marin, at the moment at which it begins it."""
     from marin.execution import step_status

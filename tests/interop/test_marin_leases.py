@@ -24,12 +24,19 @@ from marin_peer import (
     read_json,
     write_file,
 )
-from marin_processes import PATIENCE_S, build_with_marin, build_with_ours, spawn, start
+from marin_processes import (
+    PATIENCE_S,
+    build_with_marin,
+    build_with_ours,
+    run_in_dagster,
+    spawn,
+    start,
+)
 from rigging.filesystem.distributed_lock import HEARTBEAT_INTERVAL, HEARTBEAT_TIMEOUT, Lease
 from rigging.filesystem.distributed_lock import LeaseLostError as MarinLeaseLostError
 
 import marin_dagster.cache.lease as our_lease
-from marin_dagster import StepCache
+from marin_dagster import StepCache, StepRunner
 from marin_dagster.cache import Attempt, CacheState, Folder, Hit, LeaseTiming, read_record
 from marin_dagster.cache.locks import lock_for
 from marin_dagster.errors import LeaseLostError
@@ -546,16 +553,21 @@ def test_a_killed_marin_process_is_waited_for_while_its_lease_lives_and_then_tak
         begin(local_step)
     # A new look: to the old one, a lease that changes is a lease that is renewed.
     age_lock(local_step.output_path)
-    build(begin(local_step))
+    results = StepRunner().run([local_step])  # a Dagster run
+    assert results[local_step].path == local_step.output_path
     assert calls.take() == ["train"]
     assert marin_status(local_step.output_path) == "SUCCESS"
     assert not is_locked(local_step.output_path)
 
 
+@pytest.mark.parametrize("target", [build_with_ours, run_in_dagster])
 def test_a_killed_process_of_ours_is_waited_for_while_its_lease_lives_and_then_taken_over(
-    local_step: MarinStep, calls: Calls, on_marins_wait: Callable[..., list[float]]
+    target: Callable[..., None],
+    local_step: MarinStep,
+    calls: Calls,
+    on_marins_wait: Callable[..., list[float]],
 ) -> None:
-    peer, _ = start_peer(build_with_ours, local_step)
+    peer, _ = start_peer(target, local_step)
     peer.kill()
     peer.join(PATIENCE_S)
     assert is_locked(local_step.output_path)

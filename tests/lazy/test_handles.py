@@ -202,6 +202,15 @@ def test_a_shared_handle_is_lowered_once_and_a_deep_chain_at_all() -> None:
     assert len(StepGraph.from_steps([chain]).steps) == 3000
 
 
+def test_two_recipes_at_one_address_are_an_error() -> None:
+    def recipe(size: int) -> ArtifactStep[Any]:
+        return handle(build_config=lambda context: {"size": size})
+
+    with pytest.raises(CollisionError, match="both write to"):
+        StepGraph.from_steps([recipe(1), recipe(2)])
+    assert len(StepGraph.from_steps([recipe(1), recipe(1)]).steps) == 1
+
+
 def test_a_dependency_that_is_no_handle_is_refused() -> None:
     with pytest.raises(GraphError, match="not an ArtifactStep"):
         lower(handle(deps=[StepSpec("plain")]))
