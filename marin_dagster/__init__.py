@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from marin_dagster.executor import build_marin_executor, marin_executor
     from marin_dagster.io_manager import MarinIOManager, StepOutput
     from marin_dagster.lazy import OUT, Artifact, ArtifactStep, StepContext, apply, lower
+    from marin_dagster.schedules import build_marin_schedule
     from marin_dagster.step_runner import StepRunner, resolve, run
     from marin_dagster.steps import (
         RemoteCallable,
@@ -57,6 +58,7 @@ _HOMES = {
     "build_marin_assets": "assets",
     "build_marin_checks": "checks",
     "build_marin_executor": "executor",
+    "build_marin_schedule": "schedules",
     "lower": "lazy",
     "marin_executor": "executor",
     "remote": "steps",
@@ -90,6 +92,7 @@ __all__ = [
     "build_marin_assets",
     "build_marin_checks",
     "build_marin_executor",
+    "build_marin_schedule",
     "lower",
     "marin_executor",
     "remote",

@@ -18,8 +18,8 @@ from marin_dagster.translator import DagsterMarinTranslator
 
 DEFAULT_IO_MANAGER_KEY = "marin_io_manager"
 
-Steps = Iterable[StepLike] | Callable[[], Iterable[StepLike]]
-"""Steps, or a function that returns them; dependencies need not be listed."""
+Steps = StepGraph | Iterable[StepLike] | Callable[[], Iterable[StepLike]]
+"""Steps, or a function that returns them, or their graph; dependencies need not be listed."""
 
 MarinAsset = dg.AssetsDefinition | dg.AssetSpec
 
@@ -36,7 +36,7 @@ def build_marin_assets(
     data that something else makes.
 
     Args:
-        steps: the steps, or a function that returns them.
+        steps: the steps, or a function that returns them, or their graph.
         translator: how a step looks in Dagster.
         io_manager_key: resource key of the :class:`MarinIOManager` that commits the outputs.
 
@@ -50,21 +50,8 @@ def build_marin_assets(
     """
     graph = graph_of(steps)
     translator = translator or DagsterMarinTranslator()
-    return assets_of(graph, asset_keys(graph, translator), translator, io_manager_key)
-
-
-def graph_of(steps: Steps) -> StepGraph:
-    """The graph of steps that are given in any of the ways that :data:`Steps` allows."""
-    return StepGraph.from_steps(steps() if callable(steps) else steps)
-
-
-def assets_of(
-    graph: StepGraph,
-    keys: Mapping[str, dg.AssetKey],
-    translator: DagsterMarinTranslator,
-    io_manager_key: str,
-) -> Sequence[MarinAsset]:
-    """:func:`build_marin_assets` of a graph whose asset keys are known."""
+    keys = asset_keys(graph, translator)
+    _warn_of_shared_names(graph, keys, translator)
     assets: list[MarinAsset] = []
     for step in graph.steps.values():
         spec = _spec(step, translator, keys)
@@ -77,22 +64,30 @@ def assets_of(
     return assets
 
 
+def graph_of(steps: Steps) -> StepGraph:
+    """The graph of what a user gave as steps.
+
+    Raises:
+        GraphError: the graph is wrong; see :meth:`StepGraph.from_steps`.
+    """
+    if isinstance(steps, StepGraph):
+        return steps
+    return StepGraph.from_steps(steps() if callable(steps) else steps)
+
+
 def asset_keys(graph: StepGraph, translator: DagsterMarinTranslator) -> Mapping[str, dg.AssetKey]:
-    """The key of each output path, unique within the graph."""
+    """The key of each output path, unique within the graph: steps that share a name have their
+    hash in the key.
+
+    Raises:
+        CollisionError: two steps of different names have one key.
+    """
     keys = {path: translator.get_asset_key(step) for path, step in graph.steps.items()}
     claims: dict[dg.AssetKey, list[str]] = defaultdict(list)
     for path, key in keys.items():
         claims[key].append(path)
     for key, paths in claims.items():
         if len(paths) > 1 and len({graph.steps[path].name for path in paths}) == 1:
-            name = graph.steps[paths[0]].name
-            warnings.warn(
-                f"{len(paths)} steps of this graph are called {name!r}: their asset keys get the "
-                f"step's hash ({', '.join(graph.steps[path].hash_id for path in paths)}), and "
-                "change with it. Give them names of their own to keep one history for each.",
-                MarinDagsterWarning,
-                stacklevel=3,
-            )
             for path in paths:
                 *parents, last = key.path
                 keys[path] = dg.AssetKey([*parents, f"{last}_{graph.steps[path].hash_id}"])
@@ -106,6 +101,23 @@ def asset_keys(graph: StepGraph, translator: DagsterMarinTranslator) -> Mapping[
                 "give it another key in the translator."
             )
     return keys
+
+
+def _warn_of_shared_names(
+    graph: StepGraph, keys: Mapping[str, dg.AssetKey], translator: DagsterMarinTranslator
+) -> None:
+    shared: dict[str, list[str]] = defaultdict(list)
+    for path, step in graph.steps.items():
+        if keys[path] != translator.get_asset_key(step):
+            shared[step.name].append(step.hash_id)
+    for name, hashes in shared.items():
+        warnings.warn(
+            f"{len(hashes)} steps of this graph are called {name!r}: their asset keys get the "
+            f"step's hash ({', '.join(hashes)}), and change with it. Give them names of their own "
+            "to keep one history for each.",
+            MarinDagsterWarning,
+            stacklevel=3,
+        )
 
 
 def _spec(

@@ -11,7 +11,7 @@ from marin_dagster.cache import Status
 from marin_dagster.cache.integrity import Integrity, check_integrity
 from marin_dagster.cache.many import look_at_all
 from marin_dagster.errors import StoreError
-from marin_dagster.steps import StepGraph, StepLike
+from marin_dagster.steps import StepLike
 from marin_dagster.steps.protocol import data_version
 from marin_dagster.translator import DagsterMarinTranslator
 
@@ -44,15 +44,9 @@ def build_marin_checks(
         GraphError: the graph is wrong; see :meth:`StepGraph.from_steps`.
     """
     graph = graph_of(steps)
-    return checks_of(graph, asset_keys(graph, translator or DagsterMarinTranslator()), op_name)
-
-
-def checks_of(
-    graph: StepGraph, keys: Mapping[str, dg.AssetKey], op_name: str
-) -> Sequence[dg.AssetChecksDefinition]:
-    """:func:`build_marin_checks` of a graph whose asset keys are known."""
-    steps = [(keys[path], step) for path, step in graph.steps.items()]
-    parts = [dict(steps[start : start + _AT_ONCE]) for start in range(0, len(steps), _AT_ONCE)]
+    keys = asset_keys(graph, translator or DagsterMarinTranslator())
+    found = [(keys[path], step) for path, step in graph.steps.items()]
+    parts = [dict(found[start : start + _AT_ONCE]) for start in range(0, len(found), _AT_ONCE)]
     return [_checks(part, f"{op_name}_{number}") for number, part in enumerate(parts)]
 
 

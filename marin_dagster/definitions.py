@@ -1,16 +1,17 @@
 """``build_definitions``: everything a code location needs, from steps alone."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 
 import dagster as dg
 
 from marin_dagster._compat import cached_method
-from marin_dagster.assets import DEFAULT_IO_MANAGER_KEY, Steps, asset_keys, assets_of, graph_of
-from marin_dagster.checks import CHECK_NAME, checks_of
+from marin_dagster.assets import DEFAULT_IO_MANAGER_KEY, Steps, build_marin_assets, graph_of
+from marin_dagster.checks import CHECK_NAME, build_marin_checks
 from marin_dagster.executor import build_marin_executor
 from marin_dagster.io_manager import MarinIOManager
 from marin_dagster.runners import Runner
+from marin_dagster.schedules import DEFAULT_JOB_NAME, build_marin_schedule
 from marin_dagster.translator import DagsterMarinTranslator
 
 
@@ -48,16 +49,18 @@ def build_definitions(
     translator: DagsterMarinTranslator | None = None,
     executor: dg.ExecutorDefinition | None = None,
     runners: Mapping[str, Runner] | None = None,
-    job_name: str = "materialize_steps",
+    job_name: str = DEFAULT_JOB_NAME,
+    schedule: str | Sequence[str] | None = None,
 ) -> dg.Definitions:
-    """Assets, their checks, IO manager, executor and one job over all, for a graph of steps.
+    """Assets with checks, IO manager, executor and one job over all, and a schedule when wanted.
 
     Nothing is read or written in the store, so a code location loads while the store is away. The
     result merges with other ``Definitions``, also with ones that have an executor; see
     :class:`MarinDefinitions` for who runs what then.
 
     Args:
-        steps: the steps, or a function that returns them; dependencies need not be listed.
+        steps: the steps, or a function that returns them, or their graph; dependencies need not be
+            listed.
         max_concurrent: how many steps run at once unless the run's config says otherwise; 0 means
             the default, 8.
         translator: how a step looks in Dagster.
@@ -65,6 +68,9 @@ def build_definitions(
         runners: engines for steps with resources, made in code, by name; those of the run's config
             come beside them. Not together with ``executor``.
         job_name: name of the job over all steps.
+        schedule: cron expression, in UTC, of a schedule ``<job_name>_schedule`` that runs what the
+            cache does not have. For a time zone, config or tags, see
+            :func:`build_marin_schedule`.
 
     Raises:
         GraphError: the graph is wrong; see :meth:`StepGraph.from_steps`.
@@ -73,12 +79,10 @@ def build_definitions(
     if executor is not None and runners:
         raise ValueError("runners belong to an executor: give them to build_marin_executor.")
     graph = graph_of(steps)
-    translator = translator or DagsterMarinTranslator()
-    keys = asset_keys(graph, translator)
-    assets = assets_of(graph, keys, translator, DEFAULT_IO_MANAGER_KEY)
+    assets = build_marin_assets(graph, translator=translator)
     executor_def = executor or build_marin_executor(max_concurrent, runners=runners)
     built = [asset.key for asset in assets if isinstance(asset, dg.AssetsDefinition)]
-    jobs = []
+    jobs, schedules = [], []
     if built:
         jobs.append(
             dg.define_asset_job(
@@ -89,11 +93,18 @@ def build_definitions(
                 description="Builds every step that is not in the cache.",
             )
         )
+    if built and schedule is not None:
+        schedules.append(
+            build_marin_schedule(graph, schedule, job_name=job_name, translator=translator)
+        )
     return MarinDefinitions(
         assets=assets,
-        asset_checks=checks_of(graph, keys, f"{job_name}_{CHECK_NAME}"),
+        asset_checks=build_marin_checks(
+            graph, translator=translator, op_name=f"{job_name}_{CHECK_NAME}"
+        ),
         resources={DEFAULT_IO_MANAGER_KEY: _default_io_manager()},
         jobs=jobs,
+        schedules=schedules,
     )
 
 

@@ -167,6 +167,26 @@ class MarinIOManager(dg.ConfigurableIOManager):
         return output
 
 
+def cache_of(resources: Any, io_manager_key: str, asking: str) -> StepCache:
+    """The cache with the settings of the :class:`MarinIOManager` among Dagster's resources.
+
+    Args:
+        resources: what Dagster gives as ``context.resources``.
+        io_manager_key: the IO manager's resource key.
+        asking: who asks, for the error.
+
+    Raises:
+        StepError: the resource is something else.
+    """
+    cache: StepCache | None = getattr(getattr(resources, io_manager_key), "cache", None)
+    if cache is None:
+        raise StepError(
+            f"{asking}: the resource {io_manager_key!r} is no MarinIOManager. Give one, or another "
+            "io_manager_key."
+        )
+    return cache
+
+
 def _record_of(context: dg.OutputContext, hit: Hit) -> ArtifactRecord | None:
     try:
         return hit.record

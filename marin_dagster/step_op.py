@@ -11,7 +11,8 @@ import dagster as dg
 from marin_dagster._compat import disable_dagster_warnings
 from marin_dagster.cache import Attempt, CacheState, Folder, Hit, StepCache, find_drift
 from marin_dagster.control import StepControl, step_control
-from marin_dagster.errors import MarinDagsterError, StepError
+from marin_dagster.errors import MarinDagsterError
+from marin_dagster.io_manager import cache_of
 from marin_dagster.runners import (
     INLINE,
     Controls,
@@ -56,14 +57,7 @@ class StepOp:
     def _serve_or_build(
         self, context: dg.AssetExecutionContext, control: StepControl
     ) -> Iterator[dg.Output[Any]]:
-        cache: StepCache | None = getattr(
-            getattr(context.resources, self.io_manager_key), "cache", None
-        )
-        if cache is None:
-            raise StepError(
-                f"step {self.step.name_with_hash}: the resource {self.io_manager_key!r} is no "
-                "MarinIOManager. Give one, or another io_manager_key."
-            )
+        cache = cache_of(context.resources, self.io_manager_key, f"step {self.step.name_with_hash}")
         adopted = [dep for dep in self.step.deps if adopted_source(dep) is not None]
         # What is finished needs its inputs no more.
         if adopted and cache.look_up(self.step).state is not CacheState.HIT:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import dagster as dg
 
 from marin_dagster._compat import ExecutionPlan, PlanExecutionContext
-from marin_dagster.cache import CacheState, Drift, LookUp, StepCache
-from marin_dagster.cache.status import STATUS_FILE
+from marin_dagster.cache import Drift, StepCache
+from marin_dagster.cache.plan import blocked_message, plan_from_cache
 from marin_dagster.checks import IntegrityOp
 from marin_dagster.errors import (
     DependencyNotBuiltError,
@@ -18,11 +18,11 @@ from marin_dagster.errors import (
 )
 from marin_dagster.executor.config import ExecutorSettings
 from marin_dagster.executor.planned import PlannedStep, StepNames, by_graph, compute_of
+from marin_dagster.instance import asset_records
+from marin_dagster.io_manager import cache_of
 from marin_dagster.runners import INLINE, Place, Routing, StepOverride
-from marin_dagster.steps import StepGraph, StepLike, plan_run
-from marin_dagster.steps.protocol import adopted_source, data_version, is_external
+from marin_dagster.steps.protocol import data_version
 
-_RECORDS_AT_ONCE = 500
 _GRACE_S = 5.0
 _REMOTE_GRACE_S = 75.0
 """Longer than a job is given to end on its engine."""
@@ -112,26 +112,19 @@ def decide(
         if dep in planned
     } | wanted
     for graph, key_of in by_graph(planned):
-        found = _look_up(context, graph, key_of, planned)
-        unknown = {path: look.error for path, look in found.items() if look.error is not None}
-        # What the store does not tell must not set its inputs going; it fails by itself.
-        built = {p for p, look in found.items() if look.state is CacheState.HIT} | unknown.keys()
-        # Adopted data is registered by the first step that reads it.
-        finished = {p for p, look in found.items() if look.finished or _is_adopted(graph, p)}
-        finished |= unknown.keys()
-        run = plan_run(
+        seen = plan_from_cache(
+            _cache(context, planned, key_of),
             graph,
-            is_built=built.__contains__,
-            has_output=finished.__contains__,
             selected=key_of.keys(),
             required=required & key_of.keys(),
             forced=[path for path, key in key_of.items() if key in forced],
         )
+        run, unknown = seen.run, seen.unknown
         for path in unknown.keys() & key_of.keys():
             blocked[key_of[path]] = unknown[path]
         for path in run.hits - unknown.keys():
             hits[key_of[path]] = planned[key_of[path]]
-            if (drift := found[path].drift) is not None:
+            if (drift := seen.found[path].drift) is not None:
                 drifted[key_of[path]] = drift
             if not run.pruned.isdisjoint(graph.dependencies(path)):
                 expected.add(key_of[path])
@@ -142,7 +135,7 @@ def decide(
                 "every selected step that reads it is in the cache."
             )
         for path, missing in run.blocked.items():
-            blocked[key_of[path]] = DependencyNotBuiltError(_blocked_message(graph, path, missing))
+            blocked[key_of[path]] = DependencyNotBuiltError(blocked_message(graph, path, missing))
     places, refused = _places(planned, [*to_run, *hits], overrides, routing)
     if faults := [str(refused[key]) for key in to_run if key in refused]:
         # Before anything runs: what has been submitted costs money.
@@ -167,31 +160,12 @@ def decide(
     )
 
 
-def _is_adopted(graph: StepGraph, path: str) -> bool:
-    return adopted_source(graph.steps[path]) is not None
-
-
-def _look_up(
-    context: PlanExecutionContext,
-    graph: StepGraph,
-    key_of: Mapping[str, str],
-    planned: Mapping[str, PlannedStep],
-) -> dict[str, LookUp]:
-    """The selected steps and what they read, looked up all at once."""
-    steps: dict[str, StepLike] = {}
-    for path in key_of:
-        steps[path] = graph.steps[path]
-        steps.update((dep, graph.steps[dep]) for dep in graph.dependencies(path))
-    return _cache(context, planned, key_of).look_up_many(steps.values())
-
-
 def _cache(
     context: PlanExecutionContext, planned: Mapping[str, PlannedStep], key_of: Mapping[str, str]
 ) -> StepCache:
-    manager = planned[next(iter(key_of.values()))].op.io_manager_key
-    resources = context.scoped_resources_builder.build({manager})
-    cache: StepCache = getattr(resources, manager).cache
-    return cache
+    op = planned[next(iter(key_of.values()))].op
+    resources = context.scoped_resources_builder.build({op.io_manager_key})
+    return cache_of(resources, op.io_manager_key, f"step {op.step.name_with_hash}")
 
 
 def _places(
@@ -212,40 +186,18 @@ def _places(
     return places, refused
 
 
-def _blocked_message(graph: StepGraph, path: str, missing: tuple[str, ...]) -> str:
-    step = graph.steps[path]
-    external = [dep for dep in missing if is_external(graph.steps[dep])]
-    others = [dep for dep in missing if dep not in external]
-    reasons = []
-    if others:
-        needs = ", ".join(f"{graph.steps[dep].name!r} ({dep})" for dep in others)
-        reasons.append(
-            f"needs {needs}, which has no successful output and is not selected in this run. "
-            "Select it, too, or build it first."
-        )
-    if external:
-        needs = ", ".join(f"{graph.steps[dep].name!r} ({dep})" for dep in external)
-        reasons.append(
-            f"needs {needs}, which has no successful output and is built by no run. Put its data "
-            f"there and write SUCCESS into {STATUS_FILE} beside it."
-        )
-    return f"step {step.name_with_hash} ({path}) {' It also '.join(reasons)}"
-
-
 def _known_to_instance(
     instance: dg.DagsterInstance, hits: Mapping[str, PlannedStep], versions: Mapping[str, str]
 ) -> set[str]:
     """Hits whose version is the data version that the instance recorded last."""
     by_key = {hit.asset_key: key for key, hit in hits.items()}
-    asset_keys = list(by_key)
     known = set()
-    for start in range(0, len(asset_keys), _RECORDS_AT_ONCE):
-        for record in instance.get_asset_records(asset_keys[start : start + _RECORDS_AT_ONCE]):
-            entry = record.asset_entry
-            latest = entry.last_materialization and entry.last_materialization.asset_materialization
-            key = by_key[entry.asset_key]
-            if latest and (latest.tags or {}).get("dagster/data_version") == versions[key]:
-                known.add(key)
+    for record in asset_records(instance, list(by_key)):
+        entry = record.asset_entry
+        latest = entry.last_materialization and entry.last_materialization.asset_materialization
+        key = by_key[entry.asset_key]
+        if latest and (latest.tags or {}).get("dagster/data_version") == versions[key]:
+            known.add(key)
     return known
 
 

@@ -33,6 +33,7 @@ PUBLIC = [
     "build_marin_assets",
     "build_marin_checks",
     "build_marin_executor",
+    "build_marin_schedule",
     "lower",
     "marin_executor",
     "remote",

@@ -1,0 +1,99 @@
+"""``plan_from_cache``: what must run of a graph, by what the store says right now."""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from marin_dagster.cache.cache import CacheState, LookUp, StepCache
+from marin_dagster.cache.status import STATUS_FILE
+from marin_dagster.errors import MarinDagsterError
+from marin_dagster.steps import RunPlan, StepGraph, StepLike, plan_run
+from marin_dagster.steps.protocol import adopted_source, is_external
+
+
+@dataclass(frozen=True)
+class CachePlan:
+    """What becomes of the selected steps, and what was seen of them; all by output path."""
+
+    run: RunPlan
+    """The decision. A step that the store does not tell of is among its hits: what is unknown must
+    not set its inputs going."""
+    found: Mapping[str, LookUp]
+    """The selected steps and what they read."""
+    unknown: Mapping[str, MarinDagsterError]
+    """Steps of ``found`` that the store does not tell of, or that cannot be used, and why."""
+
+    def below(self, graph: StepGraph, paths: Collection[str]) -> frozenset[str]:
+        """Those of the steps that must run that read any of ``paths``, directly or not."""
+        lost = set(paths)
+        for path in graph.steps:
+            if path in self.run.run and not lost.isdisjoint(graph.dependencies(path)):
+                lost.add(path)
+        return frozenset(lost.difference(paths))
+
+
+def plan_from_cache(
+    cache: StepCache,
+    graph: StepGraph,
+    *,
+    selected: Collection[str],
+    required: Collection[str] = (),
+    forced: Collection[str] = (),
+) -> CachePlan:
+    """Look the selected steps and what they read up, all at once, and decide what must run.
+
+    Args:
+        cache: where to look.
+        graph: the steps.
+        selected: output paths to consider.
+        required: selected paths that are needed whatever reads them.
+        forced: selected paths that run even when they are built.
+    """
+    steps: dict[str, StepLike] = {}
+    for path in selected:
+        steps[path] = graph.steps[path]
+        steps.update((dep, graph.steps[dep]) for dep in graph.dependencies(path))
+    found = cache.look_up_many(steps.values())
+    unknown = {path: look.error for path, look in found.items() if look.error is not None}
+    built = {path for path, look in found.items() if look.state is CacheState.HIT}
+    # Adopted data is registered by the first step that reads it.
+    finished = {
+        path
+        for path, look in found.items()
+        if look.finished or adopted_source(steps[path]) is not None
+    }
+    run = plan_run(
+        graph,
+        is_built=(built | unknown.keys()).__contains__,
+        has_output=(finished | unknown.keys()).__contains__,
+        selected=selected,
+        required=required,
+        forced=forced,
+    )
+    return CachePlan(run, found, unknown)
+
+
+def blocked_message(graph: StepGraph, path: str, missing: Collection[str]) -> str:
+    """Which inputs keep a step from running, and what to do.
+
+    Args:
+        graph: the steps.
+        path: the blocked step's output path.
+        missing: output paths of its inputs that are neither finished nor going to be.
+    """
+    step = graph.steps[path]
+    external = [dep for dep in missing if is_external(graph.steps[dep])]
+    others = [dep for dep in missing if dep not in external]
+    reasons = []
+    if others:
+        needs = ", ".join(f"{graph.steps[dep].name!r} ({dep})" for dep in others)
+        reasons.append(
+            f"needs {needs}, which has no successful output and is not selected in this run. "
+            "Select it, too, or build it first."
+        )
+    if external:
+        needs = ", ".join(f"{graph.steps[dep].name!r} ({dep})" for dep in external)
+        reasons.append(
+            f"needs {needs}, which has no successful output and is built by no run. Put its data "
+            f"there and write SUCCESS into {STATUS_FILE} beside it."
+        )
+    return f"step {step.name_with_hash} ({path}) {' It also '.join(reasons)}"

@@ -1,0 +1,40 @@
+"""What a Dagster instance knows of assets, asked in portions that any database takes."""
+
+from collections.abc import Iterator, Sequence
+
+import dagster as dg
+
+_RECORDS_AT_ONCE = 500
+
+
+def asset_records(
+    instance: dg.DagsterInstance, keys: Sequence[dg.AssetKey]
+) -> Iterator[dg.AssetRecord]:
+    """The record of each asset that the instance has heard of."""
+    for start in range(0, len(keys), _RECORDS_AT_ONCE):
+        yield from instance.get_asset_records(keys[start : start + _RECORDS_AT_ONCE])
+
+
+def unfinished_runs(
+    instance: dg.DagsterInstance, keys: Sequence[dg.AssetKey]
+) -> dict[dg.AssetKey, dg.DagsterRun]:
+    """For each asset, the latest run that is to make it, unless that run has ended.
+
+    These are the runs by which Dagster's ``AutomationCondition.in_progress()`` calls an asset in
+    progress: whoever launched them, queued or running.
+    """
+    latest = {
+        record.asset_entry.asset_key: record.asset_entry.last_run_id
+        for record in asset_records(instance, keys)
+        if record.asset_entry.last_run_id
+    }
+    run_ids = sorted(set(latest.values()))
+    runs = {
+        run.run_id: run
+        for start in range(0, len(run_ids), _RECORDS_AT_ONCE)
+        for run in instance.get_runs(
+            dg.RunsFilter(run_ids=run_ids[start : start + _RECORDS_AT_ONCE])
+        )
+        if not run.is_finished
+    }
+    return {key: runs[run_id] for key, run_id in latest.items() if run_id in runs}
