@@ -32,6 +32,7 @@ from dagster._core.execution.step_dependency_config import (
 )
 from dagster._core.execution.tags import get_tag_concurrency_limits_config
 from dagster._core.storage.compute_log_manager import CapturedLogContext, ComputeIOType
+from dagster._core.storage.event_log.base import AssetEntry
 from dagster._utils.cached_method import cached_method
 from dagster._utils.interrupts import capture_interrupts
 from dagster._utils.warnings import disable_dagster_warnings
@@ -40,6 +41,7 @@ from dagster_shared.error import SerializableErrorInfo
 __all__ = [
     "DISALLOWED_NAMES",
     "ActiveExecution",
+    "AssetEntry",
     "AssetObservationData",
     "CapturedLogContext",
     "ComputeIOType",

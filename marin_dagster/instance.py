@@ -4,15 +4,18 @@ from collections.abc import Iterator, Sequence
 
 import dagster as dg
 
+from marin_dagster._compat import AssetEntry
+
 _RECORDS_AT_ONCE = 500
 
 
-def asset_records(
+def asset_entries(
     instance: dg.DagsterInstance, keys: Sequence[dg.AssetKey]
-) -> Iterator[dg.AssetRecord]:
-    """The record of each asset that the instance has heard of."""
+) -> Iterator[AssetEntry]:
+    """What was recorded last of each asset that the instance has heard of."""
     for start in range(0, len(keys), _RECORDS_AT_ONCE):
-        yield from instance.get_asset_records(keys[start : start + _RECORDS_AT_ONCE])
+        for record in instance.get_asset_records(keys[start : start + _RECORDS_AT_ONCE]):
+            yield record.asset_entry
 
 
 def unfinished_runs(
@@ -24,9 +27,9 @@ def unfinished_runs(
     progress: whoever launched them, queued or running.
     """
     latest = {
-        record.asset_entry.asset_key: record.asset_entry.last_run_id
-        for record in asset_records(instance, keys)
-        if record.asset_entry.last_run_id
+        entry.asset_key: entry.last_run_id
+        for entry in asset_entries(instance, keys)
+        if entry.last_run_id
     }
     run_ids = sorted(set(latest.values()))
     runs = {

@@ -80,7 +80,8 @@ def build_marin_schedule(
         selected = _selected(context, job_name, buildable, asking)
         seen = plan_from_cache(cache, graph, selected=selected)
         _check_store(seen, asking)
-        tick = _decide(graph, seen, _taken_on(context, keys, seen.run.run))
+        in_order = {path: key for path, key in keys.items() if path in seen.run.run}
+        tick = _decide(graph, seen, _taken_on(context, in_order))
         if not tick.starts:
             return dg.SkipReason("\n".join(tick.reasons) or _nothing_to_run(seen))
         to_run = [graph.steps[path].name_with_hash for path in tick.request]
@@ -186,15 +187,13 @@ def _check_store(seen: CachePlan, asking: str) -> None:
 
 
 def _taken_on(
-    context: dg.ScheduleEvaluationContext,
-    keys: Mapping[str, dg.AssetKey],
-    to_run: Collection[str],
+    context: dg.ScheduleEvaluationContext, to_run: Mapping[str, dg.AssetKey]
 ) -> dict[str, dg.DagsterRun]:
     if context.instance_ref is None:
         # A context that somebody built for a test.
         return {}
-    runs = unfinished_runs(context.instance, [keys[path] for path in to_run])
-    return {path: runs[keys[path]] for path in to_run if keys[path] in runs}
+    runs = unfinished_runs(context.instance, list(to_run.values()))
+    return {path: runs[key] for path, key in to_run.items() if key in runs}
 
 
 def _count(steps: Collection[str]) -> str:

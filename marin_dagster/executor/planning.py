@@ -18,7 +18,7 @@ from marin_dagster.errors import (
 )
 from marin_dagster.executor.config import ExecutorSettings
 from marin_dagster.executor.planned import PlannedStep, StepNames, by_graph, compute_of
-from marin_dagster.instance import asset_records
+from marin_dagster.instance import asset_entries
 from marin_dagster.io_manager import cache_of
 from marin_dagster.runners import INLINE, Place, Routing, StepOverride
 from marin_dagster.steps.protocol import data_version
@@ -192,8 +192,7 @@ def _known_to_instance(
     """Hits whose version is the data version that the instance recorded last."""
     by_key = {hit.asset_key: key for key, hit in hits.items()}
     known = set()
-    for record in asset_records(instance, list(by_key)):
-        entry = record.asset_entry
+    for entry in asset_entries(instance, list(by_key)):
         latest = entry.last_materialization and entry.last_materialization.asset_materialization
         key = by_key[entry.asset_key]
         if latest and (latest.tags or {}).get("dagster/data_version") == versions[key]:
