@@ -131,11 +131,13 @@ def reconstruct(kind: str, graph: str, peer: str) -> Any:
 
 
 def measure_decision(steps: int, latency_s: float) -> dict[str, float]:
-    """Seconds to decide that nothing of ``steps`` finished steps must run."""
+    """Seconds to decide that nothing of ``steps`` finished steps must run: the look-up alone, and
+    as a schedule's tick."""
+    import dagster as dg
     import fsspec
     from fsspec.implementations.local import LocalFileSystem
 
-    from marin_dagster import StepCache, StepGraph, StepSpec
+    from marin_dagster import MarinIOManager, StepCache, StepGraph, StepSpec, build_definitions
     from marin_dagster.cache import CacheState
     from marin_dagster.steps import plan_run
 
@@ -166,7 +168,23 @@ def measure_decision(steps: int, latency_s: float) -> dict[str, float]:
     seconds = time.perf_counter() - started
     if plan.run:
         raise RuntimeError("nothing should have to run")
-    return {"wall": seconds}
+    repository = build_definitions(specs, schedule="0 6 * * *").get_repository_def()
+    (schedule,) = repository.schedule_defs
+    repository.get_job(schedule.job_name)  # a code server has resolved it by then
+    with (
+        dg.DagsterInstance.get() as instance,
+        dg.build_schedule_context(
+            instance=instance,
+            repository_def=repository,
+            resources={"marin_io_manager": MarinIOManager()},
+        ) as context,
+    ):
+        started = time.perf_counter()
+        tick = schedule.evaluate_tick(context)
+        tick_seconds = time.perf_counter() - started
+    if tick.run_requests:
+        raise RuntimeError("the tick should be skipped")
+    return {"wall": seconds, "tick": tick_seconds}
 
 
 def measure_load(steps: int) -> dict[str, float]:

@@ -70,7 +70,8 @@ def compare(graph: str) -> None:
 def decision() -> None:
     """What must run of 1,000 finished steps."""
     for where, latency_s in (("local disk", 0.0), ("a store with 50 ms latency", 0.05)):
-        print(f"{where}: {measure('decision', 1000, latency_s)['wall']:.3f} s")
+        measured = measure("decision", 1000, latency_s)
+        print(f"{where}: {measured['wall']:.3f} s, a schedule's tick {measured['tick']:.3f} s")
 
 
 def load() -> None:

@@ -1,5 +1,6 @@
 """Schedules that read the cache: what a tick requests, and when and why it skips."""
 
+import random
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from marin_dagster import (
 from marin_dagster.cache import Attempt
 from marin_dagster.errors import StepError, StoreError
 from marin_dagster.lazy import OUT, ArtifactStep, apply
-from support import JOB, Recorder, run_job
+from support import JOB, Recorder, memory_instance, run_job
 
 DAILY = "0 6 * * *"
 SCHEDULE = f"{JOB}_schedule"
@@ -138,6 +139,29 @@ def test_a_failed_step_is_tried_again_at_the_next_tick(
     assert not run_job(definitions, instance).success
 
     assert requested(evaluate(definitions, instance)) == ["raw", "end"]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_tick_requests_exactly_what_a_run_of_the_whole_job_would_build(
+    seed: int, recorder: Recorder
+) -> None:
+    chance = random.Random(seed)
+    steps: list[StepSpec] = [StepSpec("dump"), StepSpec("more")]
+    for index in range(12):
+        deps = chance.sample(steps, min(len(steps), chance.randrange(4)))
+        steps.append(recorder.step(f"step_{index}", *deps))
+    for step in steps:
+        if chance.random() < 0.4:
+            finish(step)
+    definitions = scheduled(*steps)
+    schedule = definitions.get_repository_def().get_schedule_def(SCHEDULE)
+    with dg.build_schedule_context(resources={"marin_io_manager": MarinIOManager()}) as context:
+        tick = schedule.evaluate_tick(context)
+
+    with memory_instance() as instance:
+        run_job(definitions, instance)
+
+    assert sorted(requested(tick) if tick.run_requests else []) == sorted(recorder.take())
 
 
 def make(out: str, size: int, sources: Any = ()) -> None:
