@@ -1,6 +1,6 @@
 """The asset check ``cache_integrity``: do the files beside an output agree with its step?"""
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,7 @@ from marin_dagster.cache import Status
 from marin_dagster.cache.integrity import Integrity, check_integrity
 from marin_dagster.cache.many import look_at_all
 from marin_dagster.errors import StoreError
+from marin_dagster.instance import recorded_versions
 from marin_dagster.steps import StepLike
 from marin_dagster.steps.protocol import data_version
 from marin_dagster.translator import DagsterMarinTranslator
@@ -94,26 +95,14 @@ class IntegrityOp:
             for key, look in looks.items()
             if isinstance(look, Integrity) and look.status not in (Status.SUCCESS, Status.RUNNING)
         ]
-        removed = self._known(context.instance, unfinished)
+        known = recorded_versions(context.instance, unfinished)
+        removed = {key for key in known if known[key] == data_version(self.steps[key])}
         for key, look in looks.items():
             if isinstance(look, Integrity) and (look.status is Status.SUCCESS or key in removed):
                 yield _result(key, self.steps[key], look)
         refused = [str(look) for look in looks.values() if isinstance(look, StoreError)]
         if refused:
             raise StoreError("\n".join(refused))
-
-    def _known(
-        self, instance: dg.DagsterInstance, keys: Collection[dg.AssetKey]
-    ) -> set[dg.AssetKey]:
-        """Those whose last materialization is of today's version."""
-        known = set()
-        for key in keys:
-            event = instance.get_latest_materialization_event(key)
-            built = event.asset_materialization if event else None
-            version = data_version(self.steps[key])
-            if built and (built.tags or {}).get("dagster/data_version") == version:
-                known.add(key)
-        return known
 
 
 def _look(step: StepLike) -> Integrity | StoreError:

@@ -18,6 +18,18 @@ def asset_entries(
             yield record.asset_entry
 
 
+def recorded_versions(
+    instance: dg.DagsterInstance, keys: Sequence[dg.AssetKey]
+) -> dict[dg.AssetKey, str]:
+    """Data version of each asset's last materialization; nothing for an asset without one."""
+    versions = {}
+    for entry in asset_entries(instance, keys):
+        latest = entry.last_materialization and entry.last_materialization.asset_materialization
+        if latest and (version := (latest.tags or {}).get("dagster/data_version")):
+            versions[entry.asset_key] = version
+    return versions
+
+
 def unfinished_runs(
     instance: dg.DagsterInstance, keys: Sequence[dg.AssetKey]
 ) -> dict[dg.AssetKey, dg.DagsterRun]:

@@ -18,7 +18,7 @@ from marin_dagster.errors import (
 )
 from marin_dagster.executor.config import ExecutorSettings
 from marin_dagster.executor.planned import PlannedStep, StepNames, by_graph, compute_of
-from marin_dagster.instance import asset_entries
+from marin_dagster.instance import recorded_versions
 from marin_dagster.io_manager import cache_of
 from marin_dagster.runners import INLINE, Place, Routing, StepOverride
 from marin_dagster.steps.protocol import data_version
@@ -190,14 +190,8 @@ def _known_to_instance(
     instance: dg.DagsterInstance, hits: Mapping[str, PlannedStep], versions: Mapping[str, str]
 ) -> set[str]:
     """Hits whose version is the data version that the instance recorded last."""
-    by_key = {hit.asset_key: key for key, hit in hits.items()}
-    known = set()
-    for entry in asset_entries(instance, list(by_key)):
-        latest = entry.last_materialization and entry.last_materialization.asset_materialization
-        key = by_key[entry.asset_key]
-        if latest and (latest.tags or {}).get("dagster/data_version") == versions[key]:
-            known.add(key)
-    return known
+    recorded = recorded_versions(instance, [hit.asset_key for hit in hits.values()])
+    return {key for key, hit in hits.items() if recorded.get(hit.asset_key) == versions[key]}
 
 
 def _unreachable(
