@@ -130,16 +130,10 @@ def reconstruct(kind: str, graph: str, peer: str) -> Any:
     return job_for(graph, peer)
 
 
-def measure_decision(steps: int, latency_s: float) -> dict[str, float]:
-    """Seconds to decide that nothing of ``steps`` finished steps must run: the look-up alone, and
-    as a schedule's tick."""
-    import dagster as dg
+def finished_steps(steps: int, latency_s: float, step_class: Any) -> list[Any]:
+    """Steps whose outputs are finished, on a store that takes ``latency_s`` for each read."""
     import fsspec
     from fsspec.implementations.local import LocalFileSystem
-
-    from marin_dagster import MarinIOManager, StepCache, StepGraph, StepSpec, build_definitions
-    from marin_dagster.cache import CacheState
-    from marin_dagster.steps import plan_run
 
     class SlowFileSystem(LocalFileSystem):
         protocol = "slow"
@@ -156,12 +150,25 @@ def measure_decision(steps: int, latency_s: float) -> dict[str, float]:
     prefix = os.environ["MARIN_PREFIX"]
     if latency_s:
         os.environ["MARIN_PREFIX"] = f"slow://{prefix}"
-    specs = [StepSpec(f"step_{index}", fn=trivial) for index in range(steps)]
-    graph = StepGraph.from_steps(specs)
+    specs = [step_class(f"step_{index}", fn=trivial) for index in range(steps)]
     for spec in specs:
         folder = Path(prefix, spec.name_with_hash)
         folder.mkdir(parents=True)
         folder.joinpath(".executor_status").write_text("SUCCESS")
+    return specs
+
+
+def measure_decision(steps: int, latency_s: float) -> dict[str, float]:
+    """Seconds to decide that nothing of ``steps`` finished steps must run: the look-up alone, and
+    as a schedule's tick."""
+    import dagster as dg
+
+    from marin_dagster import MarinIOManager, StepCache, StepGraph, StepSpec, build_definitions
+    from marin_dagster.cache import CacheState
+    from marin_dagster.steps import plan_run
+
+    specs = finished_steps(steps, latency_s, StepSpec)
+    graph = StepGraph.from_steps(specs)
     started = time.perf_counter()
     found = StepCache().look_up_many(graph.steps.values())
     plan = plan_run(graph, is_built=lambda path: found[path].state is CacheState.HIT)
@@ -185,6 +192,41 @@ def measure_decision(steps: int, latency_s: float) -> dict[str, float]:
     if tick.run_requests:
         raise RuntimeError("the tick should be skipped")
     return {"wall": seconds, "tick": tick_seconds}
+
+
+def measure_sensor(steps: int, latency_s: float) -> dict[str, float]:
+    """Seconds of a sensor's first tick, and of one after all that is finished has been reported."""
+    import dagster as dg
+
+    from marin_dagster import StepSpec, build_definitions
+
+    specs = finished_steps(steps, latency_s, StepSpec)
+    repository = build_definitions(specs, cache_sensor=True).get_repository_def()
+    sensor = repository.get_sensor_def("materialize_steps_cache_sensor")
+    resources = repository.get_top_level_resources()
+
+    with dg.DagsterInstance.get() as instance:
+
+        def tick() -> tuple[float, float, int]:
+            with dg.build_sensor_context(
+                instance, repository_def=repository, resources=resources
+            ) as context:
+                started = time.perf_counter()
+                events = sensor.evaluate_tick(context).asset_events
+                evaluated = time.perf_counter()
+                for event in events:
+                    instance.report_runless_asset_event(event)
+                return evaluated - started, time.perf_counter() - evaluated, len(events)
+
+        first, reporting, reported = tick()
+        while tick()[2]:
+            pass
+        return {
+            "first": first,
+            "event": reporting / reported,
+            "reported": reported,
+            "wall": tick()[0],
+        }
 
 
 def measure_load(steps: int) -> dict[str, float]:
@@ -229,6 +271,7 @@ def measure_idle() -> dict[str, float]:
 MEASURES: dict[str, Callable[..., dict[str, float]]] = {
     "run": measure_run,
     "decision": measure_decision,
+    "sensor": measure_sensor,
     "load": measure_load,
     "import": measure_import,
     "memory": measure_memory,

@@ -74,6 +74,17 @@ def decision() -> None:
         print(f"{where}: {measured['wall']:.3f} s, a schedule's tick {measured['tick']:.3f} s")
 
 
+def sensor() -> None:
+    """Ticks of the cache sensor over 1,000 finished steps."""
+    for where, latency_s in (("local disk", 0.0), ("a store with 50 ms latency", 0.05)):
+        measured = measure("sensor", 1000, latency_s)
+        print(
+            f"{where}: {measured['wall']:.2f} s with nothing new, {measured['first']:.2f} s for "
+            f"the first {measured['reported']:.0f} outputs, and {measured['event'] * 1000:.1f} ms "
+            "to record each"
+        )
+
+
 def load() -> None:
     """Steps to a resolved job, in layers of 100 with fan-in 3."""
     for steps in (1000, 2000, 5000):
@@ -98,6 +109,7 @@ def idle() -> None:
 
 SCENARIOS: dict[str, Callable[[], None]] = {
     "decision": decision,
+    "sensor": sensor,
     "load": load,
     "imports": imports,
     "memory": memory,

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from marin_dagster.assets import build_marin_assets
     from marin_dagster.cache import ArtifactRecord, StepCache
+    from marin_dagster.cache_sensor import build_marin_cache_sensor
     from marin_dagster.checks import build_marin_checks
     from marin_dagster.definitions import build_definitions
     from marin_dagster.errors import MarinDagsterError, MarinDagsterWarning
@@ -56,6 +57,7 @@ _HOMES = {
     "build_context": "steps.versions",
     "build_definitions": "definitions",
     "build_marin_assets": "assets",
+    "build_marin_cache_sensor": "cache_sensor",
     "build_marin_checks": "checks",
     "build_marin_executor": "executor",
     "build_marin_schedule": "schedules",
@@ -90,6 +92,7 @@ __all__ = [
     "build_context",
     "build_definitions",
     "build_marin_assets",
+    "build_marin_cache_sensor",
     "build_marin_checks",
     "build_marin_executor",
     "build_marin_schedule",

@@ -50,11 +50,21 @@ def build_marin_assets(
     """
     graph = graph_of(steps)
     translator = translator or DagsterMarinTranslator()
-    keys = asset_keys(graph, translator)
+    return step_assets(graph, asset_specs(graph, translator), translator, io_manager_key)
+
+
+def step_assets(
+    graph: StepGraph,
+    specs: Mapping[str, dg.AssetSpec],
+    translator: DagsterMarinTranslator,
+    io_manager_key: str = DEFAULT_IO_MANAGER_KEY,
+) -> Sequence[MarinAsset]:
+    """The assets of a graph whose specs are made; see :func:`build_marin_assets`."""
+    keys = {path: spec.key for path, spec in specs.items()}
     _warn_of_shared_names(graph, keys, translator)
     assets: list[MarinAsset] = []
-    for step in graph.steps.values():
-        spec = _spec(step, translator, keys)
+    for path, step in graph.steps.items():
+        spec = specs[path]
         if is_external(step):
             # So that ordinary assets load it as they load the others.
             assets.append(spec.with_io_manager_key(io_manager_key))
@@ -73,6 +83,17 @@ def graph_of(steps: Steps) -> StepGraph:
     if isinstance(steps, StepGraph):
         return steps
     return StepGraph.from_steps(steps() if callable(steps) else steps)
+
+
+def asset_specs(graph: StepGraph, translator: DagsterMarinTranslator) -> dict[str, dg.AssetSpec]:
+    """The spec of each step by output path, in the graph's order.
+
+    Raises:
+        GraphError: the translator gives a step what it cannot have.
+        CollisionError: two steps have one asset key.
+    """
+    keys = asset_keys(graph, translator)
+    return {path: _spec(step, translator, keys) for path, step in graph.steps.items()}
 
 
 def asset_keys(graph: StepGraph, translator: DagsterMarinTranslator) -> Mapping[str, dg.AssetKey]:
@@ -116,7 +137,7 @@ def _warn_of_shared_names(
             f"step's hash ({', '.join(hashes)}), and change with it. Give them names of their own "
             "to keep one history for each.",
             MarinDagsterWarning,
-            stacklevel=3,
+            stacklevel=4,
         )
 
 

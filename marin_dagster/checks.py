@@ -11,7 +11,7 @@ from marin_dagster.cache import Status
 from marin_dagster.cache.integrity import Integrity, check_integrity
 from marin_dagster.cache.many import look_at_all
 from marin_dagster.errors import StoreError
-from marin_dagster.instance import recorded_versions
+from marin_dagster.instance import asset_entries, last_version
 from marin_dagster.steps import StepLike
 from marin_dagster.steps.protocol import data_version
 from marin_dagster.translator import DagsterMarinTranslator
@@ -95,8 +95,12 @@ class IntegrityOp:
             for key, look in looks.items()
             if isinstance(look, Integrity) and look.status not in (Status.SUCCESS, Status.RUNNING)
         ]
-        known = recorded_versions(context.instance, unfinished)
-        removed = {key for key in known if known[key] == data_version(self.steps[key])}
+        entries = asset_entries(context.instance, unfinished)
+        removed = {
+            key
+            for key, entry in entries.items()
+            if last_version(entry) == data_version(self.steps[key])
+        }
         for key, look in looks.items():
             if isinstance(look, Integrity) and (look.status is Status.SUCCESS or key in removed):
                 yield _result(key, self.steps[key], look)

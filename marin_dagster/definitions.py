@@ -6,7 +6,8 @@ from functools import cache
 import dagster as dg
 
 from marin_dagster._compat import cached_method
-from marin_dagster.assets import DEFAULT_IO_MANAGER_KEY, Steps, build_marin_assets, graph_of
+from marin_dagster.assets import DEFAULT_IO_MANAGER_KEY, Steps, asset_specs, graph_of, step_assets
+from marin_dagster.cache_sensor import cache_sensor_of
 from marin_dagster.checks import CHECK_NAME, build_marin_checks
 from marin_dagster.executor import build_marin_executor
 from marin_dagster.io_manager import MarinIOManager
@@ -51,6 +52,7 @@ def build_definitions(
     runners: Mapping[str, Runner] | None = None,
     job_name: str = DEFAULT_JOB_NAME,
     schedule: str | Sequence[str] | None = None,
+    cache_sensor: bool = False,
 ) -> dg.Definitions:
     """Assets with checks, IO manager, executor and one job over all, and a schedule when wanted.
 
@@ -71,6 +73,8 @@ def build_definitions(
         schedule: cron expression, in UTC, of a schedule ``<job_name>_schedule`` that runs what the
             cache does not have. For a time zone, config or tags, see
             :func:`build_marin_schedule`.
+        cache_sensor: also a sensor, ``<job_name>_cache_sensor``, that reports what others build and
+            remove in the store; :func:`build_marin_cache_sensor` has more to set.
 
     Raises:
         GraphError: the graph is wrong; see :meth:`StepGraph.from_steps`.
@@ -79,7 +83,9 @@ def build_definitions(
     if executor is not None and runners:
         raise ValueError("runners belong to an executor: give them to build_marin_executor.")
     graph = graph_of(steps)
-    assets = build_marin_assets(graph, translator=translator)
+    translator = translator or DagsterMarinTranslator()
+    specs = asset_specs(graph, translator)
+    assets = step_assets(graph, specs, translator)
     executor_def = executor or build_marin_executor(max_concurrent, runners=runners)
     built = [asset.key for asset in assets if isinstance(asset, dg.AssetsDefinition)]
     jobs, schedules = [], []
@@ -97,6 +103,10 @@ def build_definitions(
         schedules.append(
             build_marin_schedule(graph, schedule, job_name=job_name, translator=translator)
         )
+    sensors = []
+    if cache_sensor:
+        name = f"{job_name}_cache_sensor"
+        sensors.append(cache_sensor_of(graph, specs, name=name))
     return MarinDefinitions(
         assets=assets,
         asset_checks=build_marin_checks(
@@ -105,6 +115,7 @@ def build_definitions(
         resources={DEFAULT_IO_MANAGER_KEY: _default_io_manager()},
         jobs=jobs,
         schedules=schedules,
+        sensors=sensors,
     )
 
 

@@ -1,33 +1,37 @@
 """What a Dagster instance knows of assets, asked in portions that any database takes."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import dagster as dg
 
 from marin_dagster._compat import AssetEntry
+
+DATA_VERSION_TAG = "dagster/data_version"
 
 _RECORDS_AT_ONCE = 500
 
 
 def asset_entries(
     instance: dg.DagsterInstance, keys: Sequence[dg.AssetKey]
-) -> Iterator[AssetEntry]:
-    """What was recorded last of each asset that the instance has heard of."""
-    for start in range(0, len(keys), _RECORDS_AT_ONCE):
-        for record in instance.get_asset_records(keys[start : start + _RECORDS_AT_ONCE]):
-            yield record.asset_entry
+) -> dict[dg.AssetKey, AssetEntry]:
+    """What was recorded last of each asset; nothing for one that the instance never heard of."""
+    return {
+        record.asset_entry.asset_key: record.asset_entry
+        for start in range(0, len(keys), _RECORDS_AT_ONCE)
+        for record in instance.get_asset_records(keys[start : start + _RECORDS_AT_ONCE])
+    }
 
 
-def recorded_versions(
-    instance: dg.DagsterInstance, keys: Sequence[dg.AssetKey]
-) -> dict[dg.AssetKey, str]:
-    """Data version of each asset's last materialization; nothing for an asset without one."""
-    versions = {}
-    for entry in asset_entries(instance, keys):
-        latest = entry.last_materialization and entry.last_materialization.asset_materialization
-        if latest and (version := (latest.tags or {}).get("dagster/data_version")):
-            versions[entry.asset_key] = version
-    return versions
+def last_materialization(entry: AssetEntry | None) -> dg.AssetMaterialization | None:
+    """The asset's last materialization, if there ever was one."""
+    latest = entry.last_materialization if entry else None
+    return latest.asset_materialization if latest else None
+
+
+def last_version(entry: AssetEntry | None) -> str | None:
+    """The data version of the asset's last materialization."""
+    latest = last_materialization(entry)
+    return (latest.tags or {}).get(DATA_VERSION_TAG) if latest else None
 
 
 def unfinished_runs(
@@ -39,8 +43,8 @@ def unfinished_runs(
     progress: whoever launched them, queued or running.
     """
     latest = {
-        entry.asset_key: entry.last_run_id
-        for entry in asset_entries(instance, keys)
+        key: entry.last_run_id
+        for key, entry in asset_entries(instance, keys).items()
         if entry.last_run_id
     }
     run_ids = sorted(set(latest.values()))

@@ -1,10 +1,9 @@
 """``MarinIOManager``: finishes a step's output, and loads it into ordinary Dagster assets."""
 
-import math
 import pathlib
 import types
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,9 +21,9 @@ from marin_dagster.cache import (
     read_record,
     read_status,
 )
-from marin_dagster.cache.record import RECORD_FILE
 from marin_dagster.control import StepControl, step_control
-from marin_dagster.errors import OutputNotReadyError, RecordError, StepError
+from marin_dagster.errors import OutputNotReadyError, StepError
+from marin_dagster.reports import hit_facts, output_metadata, record_of
 
 _DEFAULT_TIMING = LeaseTiming()
 
@@ -101,8 +100,8 @@ class MarinIOManager(dg.ConfigurableIOManager):
             seconds = round(obj.duration_s, 3)
             metadata: dict[str, Any] = {"marin/cache": "built", "marin/duration_s": seconds}
         elif isinstance(obj, Hit):
-            record = _record_of(context, obj)
-            metadata = {"marin/cache": "hit", "marin/duration_s": 0.0, **_built_by(obj, record)}
+            record = record_of(obj, context.log)
+            metadata = hit_facts(obj, record)
         else:
             raise StepError(
                 f"asset {context.asset_key.to_user_string()!r}: its IO manager commits outputs of "
@@ -111,10 +110,7 @@ class MarinIOManager(dg.ConfigurableIOManager):
             )
         context.add_output_metadata(
             {
-                # First, so that a number cannot hide one of our own facts.
-                **dict(_numbers(record.result if record else None)),
-                "marin/output_path": dg.MetadataValue.path(obj.folder.url),
-                **metadata,
+                **output_metadata(obj.folder, record, metadata),
                 **_size(context, obj.folder),
             }
         )
@@ -187,32 +183,6 @@ def cache_of(resources: Any, io_manager_key: str, asking: str) -> StepCache:
     return cache
 
 
-def _record_of(context: dg.OutputContext, hit: Hit) -> ArtifactRecord | None:
-    try:
-        return hit.record
-    except RecordError as error:
-        # The output is finished and served, as Marin does; only what is told of it is lost.
-        context.log.warning(str(error))
-        return None
-
-
-def _built_by(hit: Hit, record: ArtifactRecord | None) -> dict[str, Any]:
-    """Who built a cached output, when and from which commit."""
-    provenance = record.provenance if record else None
-    if provenance is None:
-        return {"marin/built_by": "unknown (the output has no provenance)"}
-    metadata: dict[str, Any] = {"marin/built_by": provenance.built_by or "unknown"}
-    # The record's own time is that of the launch, the same for every step of a run.
-    if (finished := hit.folder.modified(RECORD_FILE)) is not None:
-        metadata["marin/built_at"] = dg.MetadataValue.timestamp(finished)
-    elif provenance.created_at:
-        metadata["marin/launched_at"] = provenance.created_at
-    if provenance.base_commit:
-        changed = " with uncommitted changes" if provenance.dirty else ""
-        metadata["marin/commit"] = provenance.base_commit + changed
-    return metadata
-
-
 def _plain_type(annotation: Any) -> Any:
     """The class that an annotation asks for: without type arguments, and without ``| None``."""
     if typing.get_origin(annotation) in (typing.Union, types.UnionType):
@@ -229,17 +199,6 @@ def _size(context: dg.OutputContext, folder: Folder) -> dict[str, int]:
         context.log.warning(f"could not measure {folder.url}: {error}")
         return {}
     return {"marin/files": files, "marin/bytes": size}
-
-
-def _numbers(result: Mapping[str, Any] | None, path: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in (result or {}).items():
-        if isinstance(value, Mapping):
-            yield from _numbers(value, f"{path}{name}.")
-        elif isinstance(value, float):
-            # Neither JSON nor the plots know NaN and infinity.
-            yield f"{path}{name}", value if math.isfinite(value) else str(value)
-        elif isinstance(value, int) and not isinstance(value, bool):
-            yield f"{path}{name}", value
 
 
 def _text(value: Any) -> str:

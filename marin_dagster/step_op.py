@@ -13,6 +13,12 @@ from marin_dagster.cache import Attempt, CacheState, Folder, Hit, StepCache, fin
 from marin_dagster.control import StepControl, step_control
 from marin_dagster.errors import MarinDagsterError
 from marin_dagster.io_manager import cache_of
+from marin_dagster.reports import (
+    CODE_VERSION_TAG,
+    input_version_tag,
+    recorded_code_version,
+    recorded_version,
+)
 from marin_dagster.runners import (
     INLINE,
     Controls,
@@ -26,7 +32,6 @@ from marin_dagster.steps import StepGraph, StepLike
 from marin_dagster.steps.protocol import (
     adopted_source,
     artifact_version,
-    code_version,
     data_version,
     is_mutable,
 )
@@ -94,7 +99,7 @@ class StepOp:
         # Dagster cannot know the version of a dependency that this instance never materialized,
         # and would call the output stale as soon as it did.
         tags = {
-            f"dagster/input_data_version/{keys[name].to_user_string()}": version
+            input_version_tag(keys[name]): version
             for name, step in self.input_steps.items()
             if (version := _built_version(step)) is not None
         }
@@ -102,7 +107,7 @@ class StepOp:
         if isinstance(value, Hit) and value.drift is not None:
             # What is there was built by another recipe, and Dagster is to show it as out of date.
             version = value.drift.recorded
-            tags["dagster/code_version"] = code_version(self.step, version) or version
+            tags[CODE_VERSION_TAG] = recorded_code_version(self.step, value.drift) or version
             metadata = {"marin/drift": value.drift.message}
         elif is_mutable(self.step) and isinstance(value, Attempt):
             version = f"{version}-{value.id}"
@@ -125,7 +130,7 @@ def _built_version(step: StepLike) -> str | None:
     drift = None
     with suppress(MarinDagsterError):  # what cannot be read tells nothing
         drift = find_drift(step, Folder.at(step.output_path))
-    return drift.recorded if drift else data_version(step)
+    return recorded_version(step, drift)
 
 
 def _register(

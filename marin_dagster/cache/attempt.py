@@ -8,7 +8,6 @@ import logging
 import threading
 import time
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
 from marin_dagster.cache.drift import Drift
@@ -37,9 +36,9 @@ class Hit:
     drift: Drift | None = None
     """It was built by another recipe."""
 
-    @cached_property
+    @property
     def record(self) -> ArtifactRecord | None:
-        """The output's record, read at first use; None when it has none.
+        """The output's record, read from the store each time; None when it has none.
 
         Raises:
             RecordError: there is one, but it cannot be read.

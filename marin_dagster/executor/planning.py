@@ -18,10 +18,10 @@ from marin_dagster.errors import (
 )
 from marin_dagster.executor.config import ExecutorSettings
 from marin_dagster.executor.planned import PlannedStep, StepNames, by_graph, compute_of
-from marin_dagster.instance import recorded_versions
+from marin_dagster.instance import asset_entries, last_version
 from marin_dagster.io_manager import cache_of
+from marin_dagster.reports import recorded_version
 from marin_dagster.runners import INLINE, Place, Routing, StepOverride
-from marin_dagster.steps.protocol import data_version
 
 _GRACE_S = 5.0
 _REMOTE_GRACE_S = 75.0
@@ -142,10 +142,7 @@ def decide(
         raise RoutingError("\n".join(faults))
     # A hit with nowhere to run must stay one.
     expected |= refused.keys()
-    versions = {
-        key: drifted[key].recorded if key in drifted else data_version(hit.step)
-        for key, hit in hits.items()
-    }
+    versions = {key: recorded_version(hit.step, drifted.get(key)) for key, hit in hits.items()}
     served = _known_to_instance(context.instance, hits, versions) - forced
     return Decisions(
         planned=planned,
@@ -190,8 +187,12 @@ def _known_to_instance(
     instance: dg.DagsterInstance, hits: Mapping[str, PlannedStep], versions: Mapping[str, str]
 ) -> set[str]:
     """Hits whose version is the data version that the instance recorded last."""
-    recorded = recorded_versions(instance, [hit.asset_key for hit in hits.values()])
-    return {key for key, hit in hits.items() if recorded.get(hit.asset_key) == versions[key]}
+    entries = asset_entries(instance, [hit.asset_key for hit in hits.values()])
+    return {
+        key
+        for key, hit in hits.items()
+        if last_version(entries.get(hit.asset_key)) == versions[key]
+    }
 
 
 def _unreachable(

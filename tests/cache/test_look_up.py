@@ -2,6 +2,7 @@
 
 import threading
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -11,8 +12,8 @@ from cache_support import GUARD_S, LOCK, STATUS, begin, build, lease, make, put,
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.spec import AbstractFileSystem
 
-from marin_dagster.cache import CacheState, StepCache, many
-from marin_dagster.errors import StoreError
+from marin_dagster.cache import CacheState, Folder, Hit, StepCache, many
+from marin_dagster.errors import RecordError, StoreError
 from marin_dagster.steps import StepSpec
 
 look_up = StepCache().look_up
@@ -149,6 +150,17 @@ def test_32_outputs_are_looked_up_at_once_and_never_more(meeting: Counter[str]) 
     found = StepCache().look_up_many(steps)
     assert list(found) == [step.output_path for step in steps]
     assert {result.state for result in found.values()} == {CacheState.HIT}
+    assert meeting["most"] == 32
+
+
+def test_the_records_of_32_outputs_are_read_at_once(meeting: Counter[str]) -> None:
+    def read(number: int) -> None:
+        hit = Hit(StepSpec("a"), Folder.at(f"meeting://store/{number}"))
+        with pytest.raises(RecordError):  # that store holds one word everywhere
+            _ = hit.record
+
+    with ThreadPoolExecutor(32) as pool:
+        list(pool.map(read, range(32)))
     assert meeting["most"] == 32
 
 

@@ -89,9 +89,10 @@ def test_an_asset_check_on_an_awkward_key_runs(
 
     assert run.success
     assert recorder.calls == [name]
-    (check,) = run.of_type("ASSET_CHECK_EVALUATION")
-    assert check.asset_check_evaluation_data.asset_key == key
-    assert check.asset_check_evaluation_data.passed
+    found = [event.asset_check_evaluation_data for event in run.of_type("ASSET_CHECK_EVALUATION")]
+    assert {check.check_name for check in found} == {"is_filled", "cache_integrity"}
+    assert {check.asset_key for check in found} == {key}
+    assert all(check.passed for check in found)
 
 
 def test_checks_on_all_awkward_keys_run_in_one_run(

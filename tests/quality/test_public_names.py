@@ -31,6 +31,7 @@ PUBLIC = [
     "build_context",
     "build_definitions",
     "build_marin_assets",
+    "build_marin_cache_sensor",
     "build_marin_checks",
     "build_marin_executor",
     "build_marin_schedule",

@@ -1,0 +1,88 @@
+"""What Dagster is told of an output, by runs and by the sensor alike."""
+
+import logging
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import dagster as dg
+
+from marin_dagster.cache import ArtifactRecord, Drift, Folder, Hit
+from marin_dagster.cache.record import RECORD_FILE
+from marin_dagster.errors import RecordError
+from marin_dagster.steps import StepLike
+from marin_dagster.steps.protocol import code_version, data_version
+
+CODE_VERSION_TAG = "dagster/code_version"
+OUTPUT_PATH = "marin/output_path"
+
+
+def input_version_tag(key: dg.AssetKey) -> str:
+    """The tag of a materialization that names the version of an asset that it was made from."""
+    return f"dagster/input_data_version/{key.to_user_string()}"
+
+
+def recorded_version(step: StepLike, drift: Drift | None) -> str:
+    """The data version of the output that lies there, whichever recipe built it."""
+    return drift.recorded if drift else data_version(step)
+
+
+def recorded_code_version(step: StepLike, drift: Drift | None) -> str | None:
+    """The code version of the recipe that built it; None for what is built every time."""
+    if drift is None:
+        return code_version(step)
+    return code_version(step, drift.recorded) or drift.recorded
+
+
+def output_metadata(
+    folder: Folder, record: ArtifactRecord | None, facts: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Metadata of a materialization: the numbers that the function returned, the path, facts."""
+    return {
+        # First, so that a number cannot hide one of our own facts.
+        **dict(_numbers(record.result if record else None)),
+        OUTPUT_PATH: dg.MetadataValue.path(folder.url),
+        **facts,
+    }
+
+
+def hit_facts(hit: Hit, record: ArtifactRecord | None) -> dict[str, Any]:
+    """That an output came from the cache, and who built it, when and from which commit."""
+    return {"marin/cache": "hit", "marin/duration_s": 0.0, **_built_by(hit, record)}
+
+
+def record_of(hit: Hit, log: logging.Logger) -> ArtifactRecord | None:
+    """The output's record, or a warning when it cannot be read."""
+    try:
+        return hit.record
+    except RecordError as error:
+        # The output is finished and served, as Marin does; only what is told of it is lost.
+        log.warning(str(error))
+        return None
+
+
+def _built_by(hit: Hit, record: ArtifactRecord | None) -> dict[str, Any]:
+    provenance = record.provenance if record else None
+    if provenance is None:
+        return {"marin/built_by": "unknown (the output has no provenance)"}
+    metadata: dict[str, Any] = {"marin/built_by": provenance.built_by or "unknown"}
+    # The record's own time is that of the launch, the same for every step of a run.
+    if (finished := hit.folder.modified(RECORD_FILE)) is not None:
+        metadata["marin/built_at"] = dg.MetadataValue.timestamp(finished)
+    elif provenance.created_at:
+        metadata["marin/launched_at"] = provenance.created_at
+    if provenance.base_commit:
+        changed = " with uncommitted changes" if provenance.dirty else ""
+        metadata["marin/commit"] = provenance.base_commit + changed
+    return metadata
+
+
+def _numbers(result: Mapping[str, Any] | None, path: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in (result or {}).items():
+        if isinstance(value, Mapping):
+            yield from _numbers(value, f"{path}{name}.")
+        elif isinstance(value, float):
+            # Neither JSON nor the plots know NaN and infinity.
+            yield f"{path}{name}", value if math.isfinite(value) else str(value)
+        elif isinstance(value, int) and not isinstance(value, bool):
+            yield f"{path}{name}", value
