@@ -11,6 +11,8 @@ export PATH := $(PATH):$(subst $() ,:,$(wildcard $(or $(PYENV_ROOT),$(HOME)/.pye
 DEMO := $(CURDIR)/.demo
 demo_env := MARIN_PREFIX=$(DEMO)/store DAGSTER_HOME=$(DEMO)/dagster DO_NOT_TRACK=1
 run := $(UV) run --frozen
+# Where the tests in a browser leave pictures of the pages.
+export MARIN_DAGSTER_PICTURES ?= $(CURDIR)/.pictures
 
 help: ## What there is to do
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -38,6 +40,9 @@ lowest: $(UV) ## Tests of the Dagster face on the lowest Dagster that is support
 interop: $(UV) debian ## Tests against real marin-core, in a Python 3.12 environment of their own
 	UV=$(UV) scripts/test-interop $(PYTEST_ARGS)
 
+pictures: env debian ## Take the README's pictures anew
+	MARIN_DAGSTER_PICTURES=docs/pictures $(run) pytest tests/browser -k pictures_of_the_readme
+
 env: $(UV) ## The development environment
 	@$(UV) sync --quiet --frozen
 
@@ -53,6 +58,6 @@ $(CURDIR)/.tools/bin/uv:
 	.tools/bin/pip install --quiet --disable-pip-version-check uv
 
 clean: ## Remove environments, caches and the demo's outputs
-	rm -rf .venv .venv-* .tools .demo .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-* .tools .demo .pictures .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
-.PHONY: help demo ui test check unit lowest interop env debian instance clean
+.PHONY: help demo ui test check unit lowest interop pictures env debian instance clean

@@ -126,6 +126,7 @@ class MarinExecutor(dg.Executor):
             job_context.log.info(
                 "No runner is configured: steps with resources run in processes of this machine."
             )
+        job_context.log.info(_summary(execution_plan, decisions))
         yield from _report(job_context, execution_plan, decisions)
         keep = decisions.keep(execution_plan)
         if not keep:
@@ -250,6 +251,20 @@ def _dry_run(
         yield _skipped(context.for_step(step), f"Dry run: would run, unless cached: {what}")
 
 
+def _summary(plan: ExecutionPlan, decisions: Decisions) -> str:
+    """How many steps of the run are cached, pruned, blocked, and to run; others' steps run."""
+    stuck = {*decisions.blocked, *decisions.unreachable} - decisions.served
+    counts = {
+        "in the cache": len(decisions.cached - stuck),
+        "not needed": len(decisions.pruned),
+        "blocked": len(stuck),
+    }
+    total = len(set(plan.step_keys_to_execute) - decisions.checks)
+    counts["to run"] = total - sum(counts.values())
+    told = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
+    return f"Steps: {total}, of which {told}."
+
+
 def _report(
     context: PlanExecutionContext, plan: ExecutionPlan, decisions: Decisions
 ) -> Iterator[DagsterEvent]:
@@ -279,6 +294,7 @@ def _observe(context: Any, served: PlannedStep, drift: Drift | None) -> Iterator
     yield DagsterEvent.step_start_event(context)
     if drift is not None:
         context.log.warning(f"{served.step.name_with_hash}: {drift.message}")
+    message = f"Served from the cache: {served.step.name_with_hash}"
     observation = dg.AssetObservation(
         asset_key=served.asset_key,
         metadata={
@@ -291,9 +307,15 @@ def _observe(context: Any, served: PlannedStep, drift: Drift | None) -> Iterator
         event_type=DagsterEventType.ASSET_OBSERVATION,
         step_context=context,
         event_specific_data=AssetObservationData(observation),
-        message=f"{served.step.name_with_hash}: served from the cache",
+        message=message,
     )
-    yield DagsterEvent.step_success_event(context, StepSuccessData(duration_ms=0.0))
+    # The UI shows no message of an observation, but it does of a success.
+    yield DagsterEvent.from_step(
+        event_type=DagsterEventType.STEP_SUCCESS,
+        step_context=context,
+        event_specific_data=StepSuccessData(duration_ms=0.0),
+        message=message,
+    )
 
 
 def _blocked(context: Any, step: StepLike, error: MarinDagsterError) -> DagsterEvent:

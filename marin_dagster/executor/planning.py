@@ -36,12 +36,16 @@ class Decisions:
     """The steps of this run that are ours."""
     places: Mapping[str, Place]
     """Where the functions run of the steps that are not in the cache."""
+    checks: frozenset[str]
+    """Our checks."""
     pruned: Mapping[str, str]
     """Left alone, and why."""
     drifted: Mapping[str, Drift]
     """In the cache, but built by another recipe."""
+    cached: frozenset[str]
+    """In the cache."""
     served: frozenset[str]
-    """In the cache, and known to this instance: observed without starting the op."""
+    """Of these, known to this instance: observed without starting the op."""
     blocked: Mapping[str, MarinDagsterError]
     """Cannot run, and what to do."""
     unreachable: Mapping[str, tuple[str, ...]]
@@ -147,8 +151,10 @@ def decide(
     return Decisions(
         planned=planned,
         places=places,
+        checks=frozenset(checks),
         drifted=drifted,
         pruned=pruned,
+        cached=frozenset(hits) - forced,
         served=frozenset(served),
         blocked=blocked,
         unreachable=_unreachable(executable, blocked),

@@ -154,6 +154,11 @@ def test_a_hit_known_to_the_instance_never_starts_its_op(
     (event,) = run.of_type("ASSET_OBSERVATION")
     metadata = event.event_specific_data.asset_observation.metadata
     assert metadata["marin/cache"].value == "hit"
+    # What the run's page in the UI shows of it.
+    (success,) = run.of_type("STEP_SUCCESS")
+    step = definitions.resolve_asset_graph().get(dg.AssetKey("raw"))
+    name = step.metadata["marin/name_with_hash"]
+    assert success.message == f"Served from the cache: {name}"
 
 
 def test_the_latest_materialization_stays_the_true_build(
@@ -183,3 +188,33 @@ def test_going_back_to_an_earlier_version_materializes_it_again_from_the_cache(
     made = run.materialized()["raw"]
     assert (made.tags or {})["dagster/data_version"] == old.hash_id
     assert metadata_of(made)["marin/cache"] == "hit"
+
+
+def test_a_run_says_first_what_becomes_of_its_steps(
+    recorder: Recorder, instance: dg.DagsterInstance
+) -> None:
+    download = recorder.step("download")
+    normalize = recorder.step("normalize", download)
+    _build(normalize, alone=False)
+    _forget(download)
+    mixed = build_definitions([normalize, recorder.step("fresh")])
+    below = recorder.step("below", StepSpec("from elsewhere"))
+    stuck = build_definitions([recorder.step("further below", below)])
+
+    first = run_job(mixed, instance)
+    again = run_job(mixed, instance, select=["normalize", "fresh"])
+    forced = run_job(mixed, instance, select=["fresh"], config={"force": True})
+    blocked = run_job(stuck, instance)
+
+    said = [
+        entry.user_message
+        for run in (first, again, forced, blocked)
+        for entry in instance.all_logs(run.run_id)
+        if entry.user_message.startswith("Steps: ")
+    ]
+    assert said == [
+        "Steps: 3, of which 1 in the cache, 1 not needed, 1 to run.",
+        "Steps: 2, of which 2 in the cache.",
+        "Steps: 1, of which 1 to run.",
+        "Steps: 2, of which 2 blocked.",
+    ]

@@ -47,6 +47,17 @@ def test_the_workspace_opens_from_any_folder(tmp_path: Path) -> None:
     assert "Job: materialize_steps" in listed.stdout
 
 
+def test_the_pictures_in_the_readme_are_there_small_and_described() -> None:
+    tags = re.findall(r"<img\s[^>]*>|!\[[^\]]*\]\([^)]*\)", (ROOT / "README.md").read_text())
+    shown = [re.search(r'src="([^"]+)"[^>]*alt="([^"]+)"', tag) for tag in tags]
+    assert len(shown) == 2
+    assert None not in shown
+    for found in filter(None, shown):
+        picture = ROOT / found[1]
+        assert picture.read_bytes().startswith(b"\x89PNG")
+        assert picture.stat().st_size < 150_000
+
+
 @pytest.mark.parametrize(
     "path",
     sorted((ROOT / "marin_dagster").rglob("*.py")),

@@ -41,6 +41,11 @@ class DagsterServer:
         data: dict[str, Any] = document["data"]
         return data
 
+    def runs(self) -> list[str]:
+        """Ids of the runs, the newest first."""
+        answer = self.query("{ runsOrError { ... on Runs { results { runId } } } }")["runsOrError"]
+        return [run["runId"] for run in answer["results"]]
+
     def launch(self, job: str, config: Mapping[str, Any] | None = None) -> str:
         """Launch a job, as the launchpad does; returns the run's id."""
         repository = self.query(
@@ -133,30 +138,45 @@ def wait_until(holds: Any, what: str) -> None:
         time.sleep(0.05)
 
 
+DIRECTLY = """\
+telemetry: {enabled: false}
+run_coordinator: {module: dagster._core.run_coordinator, class: DefaultRunCoordinator}
+"""
+"""Settings of an instance that starts runs itself; without them, the daemon takes its time."""
+
+
 @contextmanager
-def running_server(home: Path, definitions: Path, **variables: str) -> Iterator[DagsterServer]:
-    """Start ``dagster dev`` on a file with definitions, and stop all of it afterwards.
+def running_server(
+    home: Path,
+    definitions: Path,
+    *,
+    settings: str = DIRECTLY,
+    folder: Path | None = None,
+    **variables: str,
+) -> Iterator[DagsterServer]:
+    """Start ``dagster dev``, and stop all of it afterwards.
 
     Args:
         home: folder for the instance.
-        definitions: Python file with the code location.
+        definitions: Python file with the code location, or workspace file with several.
+        settings: the instance's ``dagster.yaml``.
+        folder: where the command is given; by default, here.
         variables: environment variables for the code server and its runs.
     """
     home.mkdir(parents=True, exist_ok=True)
-    home.joinpath("dagster.yaml").write_text(
-        "telemetry: {enabled: false}\n"
-        "run_coordinator: {module: dagster._core.run_coordinator, class: DefaultRunCoordinator}\n"
-    )
+    home.joinpath("dagster.yaml").write_text(settings)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     log = home / "server.log"
+    option = "-w" if definitions.suffix == ".yaml" else "-f"
     with log.open("wb") as output:
         server = subprocess.Popen(
             [
-                *(sys.executable, "-m", "dagster", "dev", "-f", str(definitions)),
+                *(sys.executable, "-m", "dagster", "dev", option, str(definitions)),
                 *("-h", "127.0.0.1", "-p", str(port)),
             ],
+            cwd=folder,
             env={**os.environ, **variables, "DAGSTER_HOME": str(home)},
             stdout=output,
             stderr=subprocess.STDOUT,
@@ -171,7 +191,8 @@ def running_server(home: Path, definitions: Path, **variables: str) -> Iterator[
     finally:
         os.killpg(server.pid, signal.SIGINT)
         try:
-            server.wait(timeout=20)
+            # Runs and the daemon end at once; the webserver would take a quarter of a minute.
+            server.wait(timeout=4)
         except subprocess.TimeoutExpired:
             os.killpg(server.pid, signal.SIGKILL)
             server.wait()
