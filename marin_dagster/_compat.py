@@ -7,6 +7,7 @@ release.
 from dagster._core.definitions.job_base import InMemoryJob
 from dagster._core.definitions.utils import DISALLOWED_NAMES
 from dagster._core.events import (
+    AssetMaterializationPlannedData,
     AssetObservationData,
     DagsterEvent,
     DagsterEventType,
@@ -31,6 +32,7 @@ from dagster._core.execution.step_dependency_config import (
     get_step_dependency_config_field,
 )
 from dagster._core.execution.tags import get_tag_concurrency_limits_config
+from dagster._core.instance import RUNLESS_RUN_ID
 from dagster._core.storage.compute_log_manager import CapturedLogContext, ComputeIOType
 from dagster._core.storage.event_log.base import AssetEntry
 from dagster._utils.cached_method import cached_method
@@ -40,8 +42,10 @@ from dagster_shared.error import SerializableErrorInfo
 
 __all__ = [
     "DISALLOWED_NAMES",
+    "RUNLESS_RUN_ID",
     "ActiveExecution",
     "AssetEntry",
+    "AssetMaterializationPlannedData",
     "AssetObservationData",
     "CapturedLogContext",
     "ComputeIOType",

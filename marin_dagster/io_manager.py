@@ -23,6 +23,7 @@ from marin_dagster.cache import (
 )
 from marin_dagster.control import StepControl, step_control
 from marin_dagster.errors import OutputNotReadyError, StepError
+from marin_dagster.previews import previews_of
 from marin_dagster.reports import hit_facts, output_metadata, record_of
 
 _DEFAULT_TIMING = LeaseTiming()
@@ -66,6 +67,11 @@ class MarinIOManager(dg.ConfigurableIOManager):
         gt=0,
         description="Seconds between looks at an output that another worker is building.",
     )
+    previews: bool = Field(
+        default=True,
+        description="Show small pictures, Markdown, CSV and JSON files at the top of an output on "
+        "its materialization.",
+    )
 
     @model_validator(mode="after")
     def _check_timing(self) -> "MarinIOManager":
@@ -108,12 +114,11 @@ class MarinIOManager(dg.ConfigurableIOManager):
                 f"marin_dagster steps, not {type(obj).__name__} values. Give the asset another "
                 "io_manager_key."
             )
-        context.add_output_metadata(
-            {
-                **output_metadata(obj.folder, record, metadata),
-                **_size(context, obj.folder),
-            }
-        )
+        if (files := _files(context, obj.folder)) is not None:
+            metadata |= {"marin/files": len(files), "marin/bytes": sum(files.values())}
+            if self.previews:
+                metadata |= previews_of(obj.folder, files, say=context.log.warning)
+        context.add_output_metadata(output_metadata(obj.folder, record, metadata))
 
     def load_input(self, context: dg.InputContext) -> Any:
         """Load a finished output, in the form that the input's annotation asks for.
@@ -191,14 +196,13 @@ def _plain_type(annotation: Any) -> Any:
     return typing.get_origin(annotation) or annotation
 
 
-def _size(context: dg.OutputContext, folder: Folder) -> dict[str, int]:
+def _files(context: dg.OutputContext, folder: Folder) -> dict[str, int] | None:
     try:
-        files, size = folder.measure()
+        return folder.files()
     except Exception as error:  # each filesystem has its own
         # The output is committed by now; a listing that fails must not make the step fail.
-        context.log.warning(f"could not measure {folder.url}: {error}")
-        return {}
-    return {"marin/files": files, "marin/bytes": size}
+        context.log.warning(f"could not list {folder.url}: {error}")
+        return None
 
 
 def _text(value: Any) -> str:

@@ -158,16 +158,16 @@ class Folder:
             return None
         return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
 
-    def measure(self) -> tuple[int, int]:
-        """``(files, bytes)`` of the output, without the cache's own dotted files beside it."""
-        listed = self._find()
+    def files(self) -> dict[str, int]:
+        """Size in bytes of each file of the output, by its path in the folder; one listing.
+
+        The cache's own dotted files beside the output are left out.
+        """
         prefix = self.path.rstrip("/") + "/"
-        sizes = [
-            info["size"] or 0
-            for path, info in listed.items()
-            if not path.removeprefix(prefix).startswith(".")
-        ]
-        return len(sizes), sum(sizes)
+        listed = {path.removeprefix(prefix): info for path, info in self._find().items()}
+        return {
+            name: info["size"] or 0 for name, info in listed.items() if not name.startswith(".")
+        }
 
     def _find(self) -> dict[str, Any]:
         from fsspec.asyn import sync

@@ -38,6 +38,7 @@ from marin_dagster.executor.planning import (
     decide,
 )
 from marin_dagster.executor.threads import StepThreads
+from marin_dagster.executor.withdrawing import withdraw_plans
 from marin_dagster.runners import INLINE_PLACE, Routing, Runner
 from marin_dagster.steps import StepLike
 
@@ -127,6 +128,21 @@ class MarinExecutor(dg.Executor):
                 "No runner is configured: steps with resources run in processes of this machine."
             )
         job_context.log.info(_summary(execution_plan, decisions))
+        failed = False
+        for event in self._carry_out(job_context, execution_plan, decisions, routing.runners):
+            failed = failed or event.is_step_failure
+            yield event
+        if failed:
+            left_alone = decisions.served.union(decisions.pruned)
+            withdraw_plans(job_context, {planned[key].asset_key: key for key in left_alone})
+
+    def _carry_out(
+        self,
+        job_context: PlanExecutionContext,
+        execution_plan: ExecutionPlan,
+        decisions: Decisions,
+        runners: Mapping[str, Runner],
+    ) -> Iterator[DagsterEvent]:
         yield from _report(job_context, execution_plan, decisions)
         keep = decisions.keep(execution_plan)
         if not keep:
@@ -148,7 +164,7 @@ class MarinExecutor(dg.Executor):
         ):
             threads = StepThreads()
             try:
-                yield from self._run(job_context, active, decisions, threads, routing.runners)
+                yield from self._run(job_context, active, decisions, threads, runners)
             finally:
                 # Whatever ends the run, no step of it goes on as if nothing had happened.
                 threads.interrupt()

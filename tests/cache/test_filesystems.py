@@ -102,26 +102,26 @@ def test_the_lease_is_renewed_while_the_step_runs(prefix: str) -> None:
     assert files(step).keys() == {STATUS, INFO, RECORD}
 
 
-def test_an_output_is_measured_without_the_caches_own_files(prefix: str) -> None:
+def test_an_output_is_listed_without_the_caches_own_files(prefix: str) -> None:
     step = make(prefix)
     attempt = begin(step, StepCache(LeaseTiming(settle_s=0.0)))
     folder = attempt.folder
-    assert folder.measure() == (0, 0)
+    assert folder.files() == {}
     folder.write("data.txt", b"12345")
     folder.fs.makedirs(f"{folder.path}/inner", exist_ok=True)
     folder.write("inner/more.bin", b"123")
-    assert folder.measure() == (2, 8)
+    assert folder.files() == {"data.txt": 5, "inner/more.bin": 3}
     attempt.commit()
-    assert folder.measure() == (2, 8)
+    assert folder.files() == {"data.txt": 5, "inner/more.bin": 3}
 
 
 def test_what_another_process_adds_to_an_output_is_listed_and_measured(s3_prefix: str) -> None:
     folder = Folder.at(make(s3_prefix).output_path)
     folder.write("data.txt", b"12345")
-    assert folder.measure() == (1, 5)
+    assert folder.files() == {"data.txt": 5}
     assert len(folder.fs.ls(folder.path)) == 1
     python(WRITE_ELSEWHERE, f"{folder.url}/more.txt", "123")
-    assert folder.measure() == (2, 8)
+    assert folder.files() == {"data.txt": 5, "more.txt": 3}
     assert len(folder.fs.ls(folder.path)) == 2
 
 

@@ -1,6 +1,6 @@
 """Dagster's ways to say which steps run now: pools, priorities, retry delays, step dependencies.
 
-A user cannot yet put a step in a pool or give it a priority, so the ops are changed here.
+A translator puts steps in pools; here some ops are changed instead, so that others stay out.
 """
 
 import threading
@@ -15,7 +15,13 @@ from dagster._core.execution.api import execute_run
 from dagster._core.execution.plan import instance_concurrency_context
 from feature_jobs import CHANCE_S, JOB, PATIENCE_S, job_of, steps_job, with_op
 
-from marin_dagster import StepSpec, build_marin_assets
+from marin_dagster import (
+    DagsterMarinTranslator,
+    StepLike,
+    StepSpec,
+    build_definitions,
+    build_marin_assets,
+)
 from marin_dagster.cache import Attempt, StepCache
 from support import Recorder, Run, run_job, status_of
 
@@ -77,6 +83,28 @@ def test_of_twelve_ready_steps_in_a_pool_of_two_never_more_than_two_run(
 
     assert run.success
     assert (house.calls, house.peak) == (12, 2)
+    assert _slots_taken(pooled) == 0
+
+
+class PoolTranslator(DagsterMarinTranslator):
+    """Puts every step in the pool."""
+
+    def get_pool(self, step: StepLike) -> str:
+        return POOL
+
+
+def test_of_44_ready_steps_in_the_translators_pool_two_run_at_once_and_all_finish(
+    pooled: dg.DagsterInstance,
+) -> None:
+    house = House()
+    steps = [StepSpec(f"step_{index}", fn=house.visit) for index in range(44)]
+    definitions = build_definitions(steps, translator=PoolTranslator())
+
+    run = run_job(definitions, pooled, config={"max_concurrent": 8})
+
+    assert run.success
+    assert (house.calls, house.peak) == (44, 2)
+    assert len(run.materialized()) == 44
     assert _slots_taken(pooled) == 0
 
 

@@ -255,7 +255,7 @@ def test_a_listing_that_hangs_ends_like_any_other_question(proxy: UnsteadyProxy)
     folder = Folder.at(make("step").output_path)
     proxy.strike(Hanging("GET", file=""))
     with pytest.raises(TimeoutError):
-        folder.measure()
+        folder.files()
     proxy.recover()
 
 

@@ -1,0 +1,41 @@
+"""Keeps what a failed run left alone from being shown as failed, too."""
+
+from collections.abc import Mapping
+
+import dagster as dg
+
+from marin_dagster._compat import (
+    RUNLESS_RUN_ID,
+    AssetMaterializationPlannedData,
+    DagsterEvent,
+    PlanExecutionContext,
+)
+
+_RECORDS_AT_ONCE = 500
+
+
+def withdraw_plans(context: PlanExecutionContext, assets: Mapping[dg.AssetKey, str]) -> None:
+    """Take back that this run was to materialize these assets.
+
+    Dagster writes down for every selected asset that a run plans to materialize it, and calls it
+    failed when the run that planned it last has failed without. It knows no way to say that an
+    asset was not needed or is served. So a newer plan, of no run, takes this one's place, and the
+    asset looks as if nobody had asked for it.
+
+    Args:
+        context: of the run.
+        assets: the step key of each asset.
+    """
+    instance, run_id = context.instance, context.run_id
+    keys = list(assets)
+    for start in range(0, len(keys), _RECORDS_AT_ONCE):
+        for record in instance.get_asset_records(keys[start : start + _RECORDS_AT_ONCE]):
+            entry = record.asset_entry
+            # Another run may have planned it since; that plan is not ours to take back.
+            if entry.last_run_id == run_id:
+                planned = DagsterEvent.build_asset_materialization_planned_event(
+                    context.job_name,
+                    assets[entry.asset_key],
+                    AssetMaterializationPlannedData(entry.asset_key),
+                )
+                instance.report_dagster_event(planned, run_id=RUNLESS_RUN_ID)
