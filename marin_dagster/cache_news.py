@@ -19,6 +19,7 @@ from marin_dagster.instance import last_materialization, last_version
 from marin_dagster.reports import (
     CODE_VERSION_TAG,
     OUTPUT_PATH,
+    last_output_path,
     recorded_code_version,
     recorded_version,
 )
@@ -138,8 +139,7 @@ def compare(
         return _finished(watched, look, built_at, entry, rebuilt)
     if look.state is CacheState.RUNNING:
         return _told_once(watched, Kind.RUNNING, f"{_digest(look.owner or '')}{record}", before)
-    path = recorded.metadata.get(OUTPUT_PATH) if recorded else None
-    if path is None or path.value != watched.step.output_path:
+    if last_output_path(entry) != watched.step.output_path:
         # What the instance knows lies elsewhere: another version, whose folder is its own.
         return News(watched, None, None)
     kind = Kind.FAILED if look.state is CacheState.FAILED else Kind.REMOVED

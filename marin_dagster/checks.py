@@ -11,27 +11,30 @@ from marin_dagster.cache import Status
 from marin_dagster.cache.integrity import Integrity, check_integrity
 from marin_dagster.cache.many import look_at_all
 from marin_dagster.errors import StoreError
-from marin_dagster.instance import asset_entries, last_version
+from marin_dagster.instance import asset_entries
+from marin_dagster.reports import OUTPUT_PATH, last_output_path
 from marin_dagster.steps import StepLike
-from marin_dagster.steps.protocol import data_version
+from marin_dagster.steps.protocol import is_external
 from marin_dagster.translator import DagsterMarinTranslator
 
 CHECK_NAME = "cache_integrity"
 
 
-_AT_ONCE = 100
-"""Checks of one op. Dagster's time to load one grows with the square of their number."""
+_AT_ONCE = 25
+"""Checks of one op. A step that fails leaves those beside its own without a result, and Dagster's
+time to load an op's checks grows with the square of their number."""
 
 
 def build_marin_checks(
     steps: Steps, *, translator: DagsterMarinTranslator | None = None, op_name: str = CHECK_NAME
 ) -> Sequence[dg.AssetChecksDefinition]:
-    """The check ``cache_integrity`` of each step's asset; one op evaluates up to 100 of them.
+    """The check ``cache_integrity`` of each step that runs build; an op evaluates up to 25 of them.
 
     It passes when the output's record is there, can be read, and names the step, its attributes and
     its dependencies, and when the output has not drifted. It blocks nothing. An output that is not
-    finished has no result, unless Dagster's last build of it is of today's version: then something
-    removed it, and the check fails.
+    finished has no result, unless it is the one that Dagster's last materialization tells of: then
+    something removed it, and the check fails. In a run that materializes, too, the op of a check
+    waits for all of its assets, and is left out when one of them fails.
 
     Args:
         steps: the steps, or a function that returns them; those of the assets.
@@ -46,7 +49,7 @@ def build_marin_checks(
     """
     graph = graph_of(steps)
     keys = asset_keys(graph, translator or DagsterMarinTranslator())
-    found = [(keys[path], step) for path, step in graph.steps.items()]
+    found = [(keys[path], step) for path, step in graph.steps.items() if not is_external(step)]
     parts = [dict(found[start : start + _AT_ONCE]) for start in range(0, len(found), _AT_ONCE)]
     return [_checks(part, f"{op_name}_{number}") for number, part in enumerate(parts)]
 
@@ -64,7 +67,7 @@ def _checks(steps: Mapping[dg.AssetKey, StepLike], op_name: str) -> dg.AssetChec
     }
     op = dg.OpDefinition(
         name=op_name,
-        compute_fn=IntegrityOp(steps),
+        compute_fn=IntegrityOp(dict(zip(specs, steps.values(), strict=True))),
         ins={name: dg.In(dg.Nothing) for name in ins},
         outs={name: dg.Out(dg.Nothing, is_required=False) for name in specs},
     )
@@ -82,28 +85,32 @@ def _checks(steps: Mapping[dg.AssetKey, StepLike], op_name: str) -> dg.AssetChec
 class IntegrityOp:
     """The compute function of the checks' op."""
 
-    steps: Mapping[dg.AssetKey, StepLike]
+    steps: Mapping[str, StepLike]
+    """The step of each output."""
 
     def __call__(
         self, context: dg.AssetCheckExecutionContext, inputs: Mapping[str, Any]
     ) -> Iterator[dg.AssetCheckResult]:
-        keys = sorted(key.asset_key for key in context.selected_asset_check_keys)
-        found = look_at_all(_look, {key.to_user_string(): self.steps[key] for key in keys})
-        looks = dict(zip(keys, found.values(), strict=True))
+        # The keys as they are in this job: they may have been changed after build_marin_checks.
+        output_of = context.op_execution_context.assets_def.get_output_name_for_asset_check_key
+        steps = {
+            key.asset_key: self.steps[output_of(key)]
+            for key in sorted(context.selected_asset_check_keys)
+        }
+        looks = look_at_all(_look, steps)
         unfinished = [
             key
             for key, look in looks.items()
             if isinstance(look, Integrity) and look.status not in (Status.SUCCESS, Status.RUNNING)
         ]
-        entries = asset_entries(context.instance, unfinished)
         removed = {
             key
-            for key, entry in entries.items()
-            if last_version(entry) == data_version(self.steps[key])
+            for key, entry in asset_entries(context.instance, unfinished).items()
+            if last_output_path(entry) == steps[key].output_path
         }
         for key, look in looks.items():
             if isinstance(look, Integrity) and (look.status is Status.SUCCESS or key in removed):
-                yield _result(key, self.steps[key], look)
+                yield _result(key, steps[key], look)
         refused = [str(look) for look in looks.values() if isinstance(look, StoreError)]
         if refused:
             raise StoreError("\n".join(refused))
@@ -120,8 +127,8 @@ def _result(key: dg.AssetKey, step: StepLike, look: Integrity) -> dg.AssetCheckR
     faults = look.faults
     if look.status is not Status.SUCCESS:
         status = look.status or "nothing there"
-        faults = (f"Dagster knows a build of this version, and it is gone (status: {status}).",)
-    metadata: dict[str, Any] = {"marin/output_path": dg.MetadataValue.path(step.output_path)}
+        faults = (f"Dagster knows a build of this output, and it is gone (status: {status}).",)
+    metadata: dict[str, Any] = {OUTPUT_PATH: dg.MetadataValue.path(step.output_path)}
     if faults:
         metadata["marin/faults"] = "\n".join(faults)
     if look.drift:
@@ -132,5 +139,5 @@ def _result(key: dg.AssetKey, step: StepLike, look: Integrity) -> dg.AssetCheckR
         passed=not faults and look.drift is None,
         severity=dg.AssetCheckSeverity.ERROR if faults else dg.AssetCheckSeverity.WARN,
         metadata=metadata,
-        description=(" ".join(faults) or (look.drift and look.drift.message)) or None,
+        description=" ".join(faults) or (look.drift.message if look.drift else None),
     )

@@ -7,9 +7,11 @@ from typing import Any
 
 import dagster as dg
 
+from marin_dagster._compat import AssetEntry
 from marin_dagster.cache import ArtifactRecord, Drift, Folder, Hit
 from marin_dagster.cache.record import RECORD_FILE
 from marin_dagster.errors import RecordError
+from marin_dagster.instance import last_materialization
 from marin_dagster.steps import StepLike
 from marin_dagster.steps.protocol import code_version, data_version
 
@@ -59,6 +61,13 @@ def record_of(hit: Hit, log: logging.Logger) -> ArtifactRecord | None:
         # The output is finished and served, as Marin does; only what is told of it is lost.
         log.warning(str(error))
         return None
+
+
+def last_output_path(entry: AssetEntry | None) -> str | None:
+    """Where the output lies that the asset's last materialization tells of."""
+    recorded = last_materialization(entry)
+    path = recorded.metadata.get(OUTPUT_PATH) if recorded else None
+    return str(path.value) if path else None
 
 
 def _built_by(hit: Hit, record: ArtifactRecord | None) -> dict[str, Any]:

@@ -201,12 +201,12 @@ def _external_faults(graph: StepGraph, *, retry_failed: bool) -> Iterator[Except
         try:
             if adopted_source(step) is not None:
                 _register_adopted(step, retry_failed=retry_failed)
-            elif is_external(step) and read_status(Folder.at(path)) is not Status.SUCCESS:
+            elif is_external(step) and not StepCache().look_up(step).finished:
                 raise StepWithoutFunctionError(
                     f"step {step.name_with_hash} ({path}) has no finished output, and no run "
                     f"builds it. Put its data there and write SUCCESS into {STATUS_FILE} beside it."
                 )
-        except MarinDagsterError as error:
+        except Exception as error:  # the function may be Marin's
             yield error
 
 

@@ -163,7 +163,8 @@ class StepCache:
             StepWithoutFunctionError: nothing is cached and the step has no function.
             DependencyNotBuiltError: an output that the step reads is not finished.
             OutputVanishedError: ``hit_expected``, and it is not.
-            FingerprintMismatchError: it was built by another recipe than its handle expects.
+            FingerprintMismatchError: it, or an output that it reads, was built by another recipe
+                than its handle expects.
             StoreError: the store refused.
         """
         check_step_path(step)
@@ -261,7 +262,7 @@ def _check_may_build(
 
 def _check_dependencies(step: StepLike) -> None:
     dependencies = {dep.output_path: dep for dep in step.deps}
-    found = look_at_all(lambda dep: read_status(Folder.at(dep.output_path)), dependencies)
+    found = look_at_all(_dependency_status, dependencies)
     missing = [
         f"{dependencies[path].name_with_hash} ({path}: {status or 'nothing there'})"
         for path, status in found.items()
@@ -272,3 +273,11 @@ def _check_dependencies(step: StepLike) -> None:
             f"step {step.name_with_hash} ({step.output_path}) reads outputs that are not finished: "
             f"{', '.join(missing)}. Select these steps, too, or build them first."
         )
+
+
+def _dependency_status(dep: StepLike) -> Status | None:
+    folder = Folder.at(dep.output_path)
+    status = read_status(folder)
+    if status is Status.SUCCESS and dep.hash_attrs.get("expected_fingerprint") is not None:
+        find_drift(dep, folder)  # raises: nothing may be built from what is not expected
+    return status

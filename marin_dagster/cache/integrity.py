@@ -7,8 +7,13 @@ from marin_dagster.cache.drift import Drift, find_drift
 from marin_dagster.cache.record import RECORD_FILE, ArtifactRecord, as_recorded, read_record
 from marin_dagster.cache.status import STATUS_FILE, Status, read_status
 from marin_dagster.cache.store import Folder
-from marin_dagster.errors import FingerprintMismatchError, RecordError
-from marin_dagster.steps.protocol import StepLike, artifact_version, is_external
+from marin_dagster.errors import (
+    FingerprintMismatchError,
+    RecordError,
+    StoreAwayError,
+    StoreError,
+)
+from marin_dagster.steps.protocol import StepLike, artifact_version
 
 
 @dataclass(frozen=True)
@@ -27,10 +32,14 @@ def check_integrity(step: StepLike) -> Integrity:
 
     The record must be there, be readable, and name this step, its attributes and its dependencies;
     a lazy artifact's must have the fingerprint that its handle expects. Of older forms of a record
-    only what they tell is compared. Data that something else made needs no record.
+    only what they tell is compared.
+
+    Args:
+        step: a step that runs build; who made other data may have kept no record, or another's.
 
     Raises:
-        StoreError: the store refused.
+        StoreAwayError: the store did not answer.
+        StoreError: the store refused to tell the status.
     """
     folder = Folder.at(step.output_path)
     status = read_status(folder)
@@ -40,9 +49,15 @@ def check_integrity(step: StepLike) -> Integrity:
         record = read_record(folder)
         if record is None:
             missing = f"{STATUS_FILE} says SUCCESS, and there is no {RECORD_FILE}."
-            return Integrity(status, () if is_external(step) else (missing,))
-        return Integrity(status, tuple(_differences(step, record)), find_drift(step, folder))
-    except (RecordError, FingerprintMismatchError) as error:
+            return Integrity(status, (missing,))
+        faults = tuple(_differences(step, record))
+        if faults and folder.read(RECORD_FILE) is None:
+            # The form before records: its attributes and paths were those of another time.
+            faults = faults if record.name != step.name else ()
+        return Integrity(status, faults, find_drift(step, folder))
+    except StoreAwayError:
+        raise
+    except (StoreError, RecordError, FingerprintMismatchError) as error:
         return Integrity(status, (str(error),))
 
 
@@ -60,6 +75,5 @@ def _differences(step: StepLike, record: ArtifactRecord) -> Iterator[str]:
         if record.config != declared:
             yield f"{RECORD_FILE} has the attributes {record.config}, and the step has {declared}."
     deps = list(step.dep_names if version is None else step.hash_attrs.get("deps", ()))
-    # The oldest form has paths.
-    if record.name and sorted(record.deps) not in (sorted(deps), sorted(step.dep_paths)):
+    if record.name and sorted(record.deps) != sorted(deps):
         yield f"{RECORD_FILE} has the dependencies {record.deps}, and the step has {deps}."

@@ -7,6 +7,7 @@ from typing import TypeVar
 
 from marin_dagster.steps.protocol import StepLike
 
+K = TypeVar("K")
 T = TypeVar("T")
 
 WIDTH = 32
@@ -17,9 +18,9 @@ _WORTH_A_THREAD_S = 0.002
 1,000 looks take 0.04 s in one and 0.2 s in 32."""
 
 
-def look_at_all(look: Callable[[StepLike], T], steps: Mapping[str, StepLike]) -> dict[str, T]:
+def look_at_all(look: Callable[[StepLike], T], steps: Mapping[K, StepLike]) -> dict[K, T]:
     """``look`` of each step, under the key of the step, in the order of ``steps``."""
-    found: dict[str, T] = {}
+    found: dict[K, T] = {}
     waiting = iter(steps.items())
     for path, step in waiting:
         began = time.monotonic()

@@ -42,12 +42,17 @@ def test_what_is_not_finished_is_not_judged() -> None:
     assert (look.status, look.faults) == (Status.FAILED, ())
 
 
-def test_a_missing_record_is_a_fault_of_what_a_run_has_built_only() -> None:
-    built, given = make("built"), make("given", fn=None)
-    for step in (built, given):
-        put(step, STATUS, "SUCCESS")
-    assert faults(built) == ".executor_status says SUCCESS, and there is no .artifact.json."
-    assert faults(given) == ""
+def test_a_missing_record_is_a_fault() -> None:
+    step = make("raw")
+    put(step, STATUS, "SUCCESS")
+    assert faults(step) == ".executor_status says SUCCESS, and there is no .artifact.json."
+
+
+def test_a_record_that_cannot_be_opened_is_a_fault() -> None:
+    step = make("raw")
+    put(step, STATUS, "SUCCESS")
+    Path(step.output_path, RECORD).mkdir()
+    assert f"refused to read {step.output_path}/.artifact.json" in faults(step)
 
 
 @pytest.mark.parametrize("content", ["{", "[]", '{"name": 3}', ""])
@@ -90,8 +95,12 @@ def test_older_forms_are_compared_in_what_they_tell() -> None:
     info = {"name": "old", "config": {}, "dependencies": [raw.output_path]}
     put(old, ".executor_info", json.dumps(info))
     assert [faults(bare), faults(old)] == ["", ""]
-    put(old, ".executor_info", json.dumps(info | {"dependencies": ["/elsewhere"]}))
-    assert "has the dependencies ['/elsewhere']" in faults(old)
+    # What it ran with, at that time's addresses, and no attributes that were hashed.
+    other = {"config": {"resolved": "/path"}, "dependencies": ["gs://elsewhere/raw"]}
+    put(old, ".executor_info", json.dumps(info | other))
+    assert faults(old) == ""
+    put(old, ".executor_info", json.dumps(info | {"name": "other"}))
+    assert "is of the step 'other'" in faults(old)
 
 
 def test_what_a_step_writes_as_its_own_record_is_its_own_business() -> None:

@@ -3,6 +3,7 @@
 import json
 import shutil
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import dagster as dg
@@ -10,6 +11,7 @@ import pytest
 
 from marin_dagster import (
     MarinIOManager,
+    StepSpec,
     build_definitions,
     build_marin_assets,
     build_marin_checks,
@@ -216,12 +218,53 @@ def test_two_graphs_in_one_location_have_checks_each(
 def test_the_checks_of_many_steps_are_several_ops(
     instance: dg.DagsterInstance, recorder: Recorder
 ) -> None:
-    steps = [recorder.step(f"step-{number}") for number in range(101)]
+    steps = [recorder.step(f"step-{number}") for number in range(26)]
     definitions = build_definitions(steps)
-    run_job(definitions, instance, select=["step-0", "step-100"])
+    run_job(definitions, instance, select=["step-0", "step-25"])
     run = run_checks(definitions, instance, *(step.name for step in steps))
     assert run.steps("STEP_SUCCESS") == [
         "materialize_steps_cache_integrity_0",
         "materialize_steps_cache_integrity_1",
     ]
-    assert sorted(evaluations(run)) == ["step-0", "step-100"]
+    assert sorted(evaluations(run)) == ["step-0", "step-25"]
+
+
+def test_keys_may_be_changed_after_the_checks_are_built(
+    instance: dg.DagsterInstance, recorder: Recorder
+) -> None:
+    built = build_definitions([recorder.step("clean", recorder.step("raw"))])
+    module = ModuleType("ours")
+    module.assets, module.checks = list(built.assets or ()), list(built.asset_checks or ())  # type: ignore[attr-defined]
+    definitions = dg.Definitions(
+        assets=dg.load_assets_from_modules([module], key_prefix="team"),
+        asset_checks=dg.load_asset_checks_from_modules([module], asset_key_prefix="team"),
+        resources=built.resources,
+        executor=marin_executor,
+    )
+    run = run_job(definitions, instance, job=EVERYTHING)
+    assert run.success
+    assert {key: found.passed for key, found in evaluations(run).items()} == {
+        "team/clean": True,
+        "team/raw": True,
+    }
+
+
+def test_graphs_that_share_data_of_others_merge(
+    instance: dg.DagsterInstance, recorder: Recorder
+) -> None:
+    given = StepSpec("given")
+    merged = dg.Definitions.merge(
+        build_definitions([recorder.step("one", given)], job_name="first"),
+        build_definitions([recorder.step("two", given)], job_name="second"),
+    )
+    dg.Definitions.validate_loadable(merged)
+    checks = merged.resolve_asset_graph().asset_check_keys
+    assert sorted(key.asset_key.to_user_string() for key in checks) == ["one", "two"]
+
+
+def test_a_removed_dev_version_is_told(instance: dg.DagsterInstance) -> None:
+    definitions = build_definitions([tokens(1, "dev")])
+    run_job(definitions, instance)
+    shutil.rmtree(tokens(1, "dev").path())
+    found = evaluations(run_checks(definitions, instance, "tokens"))
+    assert not found["tokens"].passed

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from fray.current_client import set_current_client
+from marin.execution.lazy import ArtifactStep as MarinArtifactStep
 from marin.execution.step_runner import StepRunner as MarinRunner
 from marin.execution.step_spec import StepSpec as MarinStep
 
@@ -163,3 +164,12 @@ def test_frays_client_takes_steps_with_resources(how: str) -> None:
     assert "no room" in str(raised.value.exceptions[0])
     assert len(client.names) == 1
     assert client.names[0].startswith("train-")
+
+
+def test_marins_adopted_data_that_is_missing_stops_nothing_else() -> None:
+    missing = MarinArtifactStep.adopt("missing", "2026.01.01", "nowhere")
+    ran = Ran()
+    with pytest.raises(StepsFailedError) as raised:
+        StepRunner().run([missing, StepSpec("other", fn=ran.function("other", fails=False))])
+    assert [type(error) for error in raised.value.exceptions] == [FileNotFoundError]
+    assert ran.take() == ["other"]

@@ -1,5 +1,6 @@
 """Lazy artifacts as assets: versions, drift, dev versions, adopted and pinned data."""
 
+import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -7,8 +8,8 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from marin_dagster import build_definitions
-from marin_dagster.errors import FingerprintMismatchError
+from marin_dagster import StepRunner, build_definitions
+from marin_dagster.errors import FingerprintMismatchError, StepsFailedError
 from marin_dagster.lazy import OUT, ArtifactStep, apply, lower
 from support import memory_instance, metadata_of, run_job, status_of
 
@@ -105,6 +106,28 @@ def test_a_drifted_artifact_with_an_expectation_is_an_error(instance: dg.Dagster
     assert "size: 1 -> 2" in error
     assert calls == []
     assert status_of(lower(new)) == "SUCCESS"
+
+
+def test_nothing_is_built_from_a_pin_that_is_not_what_is_expected(
+    instance: dg.DagsterInstance,
+) -> None:
+    run_job(build_definitions([handle("tokens", size=1)]), instance)
+    pin = apply("pinned", make, version=V, out=OUT, size=2, pin=f"tokens/{V}")
+    pin = dataclasses.replace(pin, expected_fingerprint=pin.fingerprint())
+    calls.clear()
+
+    reader = handle("reader", sources=[pin])
+    run = run_job(build_definitions([reader]), instance)
+
+    assert not run.success
+    assert FingerprintMismatchError.__name__ in run.error("reader")
+    assert calls == []
+    assert status_of(reader.lower()) is None
+    with pytest.raises(StepsFailedError) as raised:
+        StepRunner().run([pin, reader])
+    kinds = {type(error) for error in raised.value.exceptions}
+    assert kinds == {FingerprintMismatchError}
+    assert calls == []
 
 
 def test_a_dev_version_is_built_every_time(instance: dg.DagsterInstance) -> None:
