@@ -12,6 +12,7 @@ from marin_dagster._compat import disable_dagster_warnings
 from marin_dagster.cache import Attempt, CacheState, Folder, Hit, StepCache, find_drift
 from marin_dagster.control import StepControl, step_control
 from marin_dagster.errors import MarinDagsterError
+from marin_dagster.history import History
 from marin_dagster.io_manager import cache_of
 from marin_dagster.reports import (
     CODE_VERSION_TAG,
@@ -82,11 +83,26 @@ class StepOp:
             return
         control.attempts.append(outcome)
         try:
-            metadata = _build(outcome, control, context)
-            yield self._output(context, outcome, metadata)
+            why = self._why(context, outcome, control)
+            yield self._output(context, outcome, why | _build(outcome, control, context))
         finally:
             # The IO manager has committed it by now, unless something went wrong on the way.
             outcome.abandon()
+
+    def _why(
+        self, context: dg.AssetExecutionContext, attempt: Attempt, control: StepControl
+    ) -> dict[str, Any]:
+        """Log why the step runs, unless it is new; the same as metadata."""
+        key = context.asset_key
+        history = control.history or History(context.instance, [key])
+        reasons = history.reasons(attempt, key, self.graph, context.log)
+        if not reasons.is_first:
+            # A line in the event log costs more than finding the reasons; this would be no news.
+            context.log.info(f"{self.step.name_with_hash} runs: {reasons.text}")
+        metadata: dict[str, Any] = {"marin/reason": reasons.text}
+        if reasons.compared_with is not None:
+            metadata["marin/compared_with"] = dg.MetadataValue.path(reasons.compared_with)
+        return metadata
 
     def _output(
         self,
@@ -149,13 +165,13 @@ def _register(
 
 def _build(
     attempt: Attempt, control: StepControl, context: dg.AssetExecutionContext
-) -> Mapping[str, Any] | None:
+) -> dict[str, Any]:
     """Run the step's function where it belongs; metadata about the job that ran it."""
     left_over = read_job_note(attempt.folder)
     place = control.place
     if place.runner == INLINE and left_over is None:
         _run_inline(attempt, control)
-        return None
+        return {}
     controls = Controls(
         check=control.check, waking=control.waking, write=_write, say=context.log.info
     )
@@ -171,7 +187,7 @@ def _build(
             finish(job, attempt, controls)
     if job is None:
         _run_inline(attempt, control)
-        return None
+        return {}
     page = {"marin/job_url": dg.MetadataValue.url(job.url)} if job.url else {}
     return {"marin/runner": runner, "marin/job": job.label, **page}
 

@@ -130,6 +130,7 @@ def run_job(
     select: Iterable[str] | None = None,
     config: Mapping[str, Any] | None = None,
     job: str = JOB,
+    checks: bool = False,
 ) -> Run:
     """Run a job in this process, with the executor that the job states.
 
@@ -139,11 +140,14 @@ def run_job(
         select: asset keys, all when None.
         config: the executor's config.
         job: the job's name.
+        checks: with ``select``, whether the assets' checks are selected, too.
     """
     job_def = definitions.resolve_job_def(job)
     keys = None if select is None else {dg.AssetKey.from_user_string(key) for key in select}
     if keys is not None:
-        job_def = job_def.get_subset(asset_selection=keys)
+        job_def = job_def.get_subset(
+            asset_selection=keys, asset_check_selection=None if checks else set()
+        )
     run = instance.create_run_for_job(
         job_def=job_def,
         run_config={"execution": {"config": dict(config)}} if config else {},

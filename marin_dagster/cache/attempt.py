@@ -8,10 +8,12 @@ import logging
 import threading
 import time
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any
 
 from marin_dagster.cache.drift import Drift
 from marin_dagster.cache.keeper import HeldLease
+from marin_dagster.cache.lease import Lease
 from marin_dagster.cache.record import (
     RECORD_FILE,
     ArtifactRecord,
@@ -57,7 +59,13 @@ class Attempt:
     step: StepLike
     folder: Folder
     previous: Status | None = None
-    """What the status said before; None when nobody has begun this output before."""
+    """What the status said before; None when it said nothing."""
+    previous_at: datetime | None = None
+    """When that was written, unless it was SUCCESS; None when the store cannot say."""
+    left_by: Lease | None = None
+    """The lease of the worker that was found dead."""
+    begun_before: bool = False
+    """Somebody has begun this output before."""
     result: Any = None
     """What the function returned, when it ran in this process."""
     has_record: bool = False

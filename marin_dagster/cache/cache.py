@@ -202,8 +202,10 @@ class StepCache:
                     attempt.give_back()
                     return _hit(step, folder, say)
                 _check_may_build(step, status, retry_failed=retry_failed, hit_expected=hit_expected)
-                attempt.previous = status
-                write_info(folder, step)
+                attempt.previous, attempt.left_by = status, lease
+                if status not in (None, Status.SUCCESS):
+                    attempt.previous_at = folder.modified(STATUS_FILE)
+                attempt.begun_before = not write_info(folder, step)
                 write_status(folder, Status.RUNNING)
             except StepError:
                 attempt.give_back()

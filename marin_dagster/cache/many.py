@@ -1,30 +1,29 @@
-"""One question about many steps: in turn while the answers are quick, else in threads."""
+"""One question about many things: in turn while the answers are quick, else in threads."""
 
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from marin_dagster.steps.protocol import StepLike
-
 K = TypeVar("K")
+S = TypeVar("S")
 T = TypeVar("T")
 
 WIDTH = 32
-"""How many outputs are looked at at once."""
+"""How many things are looked at at once."""
 
 _WORTH_A_THREAD_S = 0.002
 """A look that takes longer waits for something. On local disk threads only get in each other's way:
 1,000 looks take 0.04 s in one and 0.2 s in 32."""
 
 
-def look_at_all(look: Callable[[StepLike], T], steps: Mapping[K, StepLike]) -> dict[K, T]:
-    """``look`` of each step, under the key of the step, in the order of ``steps``."""
+def look_at_all(look: Callable[[S], T], things: Mapping[K, S]) -> dict[K, T]:
+    """``look`` of each thing, under its key, in the order of ``things``."""
     found: dict[K, T] = {}
-    waiting = iter(steps.items())
-    for path, step in waiting:
+    waiting = iter(things.items())
+    for key, thing in waiting:
         began = time.monotonic()
-        found[path] = look(step)
+        found[key] = look(thing)
         if time.monotonic() - began > _WORTH_A_THREAD_S:
             break
     rest = dict(waiting)

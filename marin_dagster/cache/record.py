@@ -170,10 +170,14 @@ def result_payload(step: _Named, result: Any) -> dict[str, Any] | None:
     return payload
 
 
-def write_info(folder: Folder, step: StepLike) -> None:
-    """Write ``.executor_info`` as Marin's scheduler does; an existing one is never overwritten."""
+def write_info(folder: Folder, step: StepLike) -> bool:
+    """Write ``.executor_info`` as Marin's scheduler does; an existing one is never overwritten.
+
+    Returns:
+        Whether there was none, so that nobody has begun this output before.
+    """
     if folder.read(INFO_FILE) is not None:
-        return
+        return False
     info: Mapping[str, Any] = {
         "executor_version": _SCHEDULER_INFO,
         "name": step.name,
@@ -186,6 +190,7 @@ def write_info(folder: Folder, step: StepLike) -> None:
         "output_path": step.output_path,
     }
     folder.write(INFO_FILE, json.dumps(info, indent=2).encode())
+    return True
 
 
 def _parse_object(content: bytes, folder: Folder, name: str) -> dict[str, Any]:

@@ -148,6 +148,20 @@ class Folder:
         with self._asking("find", ""):
             return bool(self.fs.exists(self.path))
 
+    def names(self) -> list[str]:
+        """Names of what lies directly in the folder; none when there is no such folder.
+
+        Raises:
+            StoreAwayError: the store did not answer.
+            StoreError: the store refused.
+        """
+        with self._asking("list", ""):
+            try:
+                found = self._ls()
+            except FileNotFoundError:
+                return []
+            return [path.rstrip("/").rpartition("/")[2] for path in found]
+
     def modified(self, name: str) -> datetime | None:
         """When the file was last written, by the store's clock; None when the store cannot say."""
         try:
@@ -179,6 +193,18 @@ class Folder:
             found = sync(self.fs.loop, find, self.path, detail=True, timeout=patience)
         else:
             found = self.fs.find(self.path, detail=True)
+        return found
+
+    def _ls(self) -> list[str]:
+        from fsspec.asyn import sync
+
+        found: list[str]
+        if getattr(self.fs, "async_impl", False) and hasattr(self.fs, "_ls"):
+            # As in _find.
+            listing, patience = self.fs._ls, _PATIENCE_S
+            found = sync(self.fs.loop, listing, self.path, detail=False, timeout=patience)
+        else:
+            found = self.fs.ls(self.path, detail=False)
         return found
 
     def _write_local(self, path: str, data: bytes) -> None:

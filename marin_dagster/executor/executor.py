@@ -3,15 +3,14 @@
 import asyncio
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
 
 import dagster as dg
 
 from marin_dagster._compat import (
     ActiveExecution,
-    AssetObservationData,
     DagsterEvent,
     DagsterEventType,
     EngineEventData,
@@ -22,14 +21,9 @@ from marin_dagster._compat import (
     PlanExecutionContextManager,
     PlanOrchestrationContext,
     RetryMode,
-    SerializableErrorInfo,
     StepDependencyConfig,
-    StepFailureData,
-    StepSuccessData,
 )
-from marin_dagster.cache import Drift
 from marin_dagster.control import StepControl
-from marin_dagster.errors import MarinDagsterError
 from marin_dagster.executor.config import ExecutorSettings
 from marin_dagster.executor.planned import PlannedStep, planned_steps
 from marin_dagster.executor.planning import (
@@ -37,10 +31,11 @@ from marin_dagster.executor.planning import (
     context_for,
     decide,
 )
+from marin_dagster.executor.reporting import report, report_dry_run, summary
 from marin_dagster.executor.threads import StepThreads
 from marin_dagster.executor.withdrawing import withdraw_plans
+from marin_dagster.history import History
 from marin_dagster.runners import INLINE_PLACE, Routing, Runner
-from marin_dagster.steps import StepLike
 
 _LOOK_FOR_INTERRUPT_S = 0.2
 
@@ -103,7 +98,7 @@ class MarinExecutor(dg.Executor):
     ) -> Iterator[DagsterEvent]:
         planned = planned_steps(job_context, execution_plan)
         if self.settings.dry_run:
-            yield from _dry_run(job_context, execution_plan, planned)
+            yield from report_dry_run(job_context, execution_plan, planned)
             return
         routing = Routing(self.settings.routing_config(), self.runners)
         try:
@@ -127,7 +122,7 @@ class MarinExecutor(dg.Executor):
             job_context.log.info(
                 "No runner is configured: steps with resources run in processes of this machine."
             )
-        job_context.log.info(_summary(execution_plan, decisions))
+        job_context.log.info(summary(execution_plan, decisions))
         failed = False
         for event in self._carry_out(job_context, execution_plan, decisions, routing.runners):
             failed = failed or event.is_step_failure
@@ -143,7 +138,7 @@ class MarinExecutor(dg.Executor):
         decisions: Decisions,
         runners: Mapping[str, Runner],
     ) -> Iterator[DagsterEvent]:
-        yield from _report(job_context, execution_plan, decisions)
+        yield from report(job_context, execution_plan, decisions)
         keep = decisions.keep(execution_plan)
         if not keep:
             return
@@ -163,8 +158,12 @@ class MarinExecutor(dg.Executor):
             ) as active,
         ):
             threads = StepThreads()
+            planned = decisions.planned
+            building = [planned[key].asset_key for key in keep if key in planned]
+            history = History(job_context.instance, building)
+            control_of = partial(self._control, decisions, runners, history)
             try:
-                yield from self._run(job_context, active, decisions, threads, runners)
+                yield from self._run(job_context, active, decisions, threads, control_of)
             finally:
                 # Whatever ends the run, no step of it goes on as if nothing had happened.
                 threads.interrupt()
@@ -175,7 +174,7 @@ class MarinExecutor(dg.Executor):
         active: ActiveExecution,
         decisions: Decisions,
         threads: StepThreads,
-        runners: Mapping[str, Runner],
+        control_of: Callable[..., StepControl],
     ) -> Iterator[DagsterEvent]:
         outputs: dict[str, DagsterEvent] = {}
         retries: dict[str, DagsterEvent] = {}
@@ -194,7 +193,7 @@ class MarinExecutor(dg.Executor):
                 for step in active.get_steps_to_execute():
                     state = active.get_known_state()
                     again = state.get_retry_state().get_attempt_count(step.key) > 0
-                    control = self._control(step.key, decisions, runners, again=again)
+                    control = control_of(step.key, again=again)
                     context = job_context
                     if step.key not in decisions.planned:
                         # An ordinary asset may be async, and a loop runs in one thread only.
@@ -240,7 +239,13 @@ class MarinExecutor(dg.Executor):
             raise dg.DagsterExecutionInterruptedError
 
     def _control(
-        self, key: str, decisions: Decisions, runners: Mapping[str, Runner], *, again: bool
+        self,
+        decisions: Decisions,
+        runners: Mapping[str, Runner],
+        history: History,
+        key: str,
+        *,
+        again: bool,
     ) -> StepControl:
         return StepControl(
             place=decisions.places.get(key, INLINE_PLACE),
@@ -250,101 +255,10 @@ class MarinExecutor(dg.Executor):
             # The failure before a retry of this run is not an old one.
             retry_failed=self.settings.retry_failed or again,
             hit_expected=key in decisions.expected_hits,
+            history=history,
         )
 
 
 def _pause_s(active: ActiveExecution) -> float:
     # sleep_interval() is 0 when nothing waits for a retry or a slot.
     return min(_LOOK_FOR_INTERRUPT_S, max(0.0, active.sleep_interval()) or _LOOK_FOR_INTERRUPT_S)
-
-
-def _dry_run(
-    context: PlanExecutionContext, plan: ExecutionPlan, planned: dict[str, PlannedStep]
-) -> Iterator[DagsterEvent]:
-    for step in plan.get_steps_to_execute_in_topo_order():
-        ours = planned.get(step.key)
-        what = f"{ours.step.name_with_hash} -> {ours.step.output_path}" if ours else step.key
-        yield _skipped(context.for_step(step), f"Dry run: would run, unless cached: {what}")
-
-
-def _summary(plan: ExecutionPlan, decisions: Decisions) -> str:
-    """How many steps of the run are cached, pruned, blocked, and to run; others' steps run."""
-    stuck = {*decisions.blocked, *decisions.unreachable} - decisions.served
-    counts = {
-        "in the cache": len(decisions.cached - stuck),
-        "not needed": len(decisions.pruned),
-        "blocked": len(stuck),
-    }
-    total = len(set(plan.step_keys_to_execute) - decisions.checks)
-    counts["to run"] = total - sum(counts.values())
-    told = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
-    return f"Steps: {total}, of which {told}."
-
-
-def _report(
-    context: PlanExecutionContext, plan: ExecutionPlan, decisions: Decisions
-) -> Iterator[DagsterEvent]:
-    """Events of the steps that no thread will run."""
-    for step in plan.get_steps_to_execute_in_topo_order():
-        if step.key in decisions.pruned:
-            yield _skipped(context.for_step(step), f"Skipped: {decisions.pruned[step.key]}")
-        elif step.key in decisions.served:
-            yield from _observe(
-                context.for_step(step),
-                decisions.planned[step.key],
-                decisions.drifted.get(step.key),
-            )
-        elif step.key in decisions.blocked:
-            ours = decisions.planned[step.key].step
-            yield _blocked(context.for_step(step), ours, decisions.blocked[step.key])
-        elif step.key in decisions.unreachable:
-            context.for_step(step).log.error(
-                f"Dependencies for step {step.key} cannot run: "
-                f"{', '.join(decisions.unreachable[step.key])}. Not executing."
-            )
-
-
-def _observe(context: Any, served: PlannedStep, drift: Drift | None) -> Iterator[DagsterEvent]:
-    # An observation, not a materialization: the asset's latest materialization stays the true
-    # build, and automation conditions downstream do not fire.
-    yield DagsterEvent.step_start_event(context)
-    if drift is not None:
-        context.log.warning(f"{served.step.name_with_hash}: {drift.message}")
-    message = f"Served from the cache: {served.step.name_with_hash}"
-    observation = dg.AssetObservation(
-        asset_key=served.asset_key,
-        metadata={
-            "marin/output_path": dg.MetadataValue.path(served.step.output_path),
-            "marin/cache": "hit",
-            **({"marin/drift": drift.message} if drift else {}),
-        },
-    )
-    yield DagsterEvent.from_step(
-        event_type=DagsterEventType.ASSET_OBSERVATION,
-        step_context=context,
-        event_specific_data=AssetObservationData(observation),
-        message=message,
-    )
-    # The UI shows no message of an observation, but it does of a success.
-    yield DagsterEvent.from_step(
-        event_type=DagsterEventType.STEP_SUCCESS,
-        step_context=context,
-        event_specific_data=StepSuccessData(duration_ms=0.0),
-        message=message,
-    )
-
-
-def _blocked(context: Any, step: StepLike, error: MarinDagsterError) -> DagsterEvent:
-    message = str(error)
-    if step.name_with_hash not in message:
-        message = f"step {step.name_with_hash}: {message}"
-    info = SerializableErrorInfo(message, stack=[], cls_name=type(error).__name__)
-    return DagsterEvent.step_failure_event(
-        context, StepFailureData(error=info, user_failure_data=None)
-    )
-
-
-def _skipped(context: Any, message: str) -> DagsterEvent:
-    return DagsterEvent.from_step(
-        event_type=DagsterEventType.STEP_SKIPPED, step_context=context, message=message
-    )

@@ -12,7 +12,7 @@ import json
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import timedelta
 from enum import Enum
 from functools import cache
@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from marin_dagster.errors import HashAttributeError, MarinDagsterWarning
+from marin_dagster.steps.changes import at_most, changes
 
 STRICT_VARIABLE = "MARIN_FINGERPRINT_STRICT"
 """Environment variable that turns strict mode on (``1``, ``true`` or ``yes``), as in Marin."""
@@ -27,7 +28,6 @@ STRICT_VARIABLE = "MARIN_FINGERPRINT_STRICT"
 _DTYPES_OF_TYPES = {float: "float64", int: "int64", bool: "bool", complex: "complex128"}
 """What numpy makes of Python's own number types."""
 _DTYPE_KINDS = "biufcV"
-_MOST_CHANGES = 20
 
 _encoders: dict[type, Callable[[Any], Any]] = {}
 _strict: bool | None = None
@@ -79,9 +79,7 @@ def describe_drift(recorded: str | None, current: str | None) -> str:
     """
     if recorded is None or current is None:
         return ""
-    changes = list(_changes(json.loads(recorded), json.loads(current), ""))
-    more = len(changes) - _MOST_CHANGES
-    return "\n".join(changes[:_MOST_CHANGES] + ([f"and {more} more"] if more > 0 else []))
+    return "\n".join(at_most(changes(json.loads(recorded), json.loads(current))))
 
 
 def _canonical(value: Any) -> Any:
@@ -172,22 +170,3 @@ def _is_strict() -> bool:
     if _strict is not None:
         return _strict
     return os.environ.get(STRICT_VARIABLE, "").lower() in ("1", "true", "yes")
-
-
-def _changes(old: Any, new: Any, path: str) -> Iterator[str]:
-    if isinstance(old, dict) and isinstance(new, dict):
-        for key in sorted(old.keys() | new.keys()):
-            at = f"{path}.{key}" if path else key
-            if key not in old:
-                yield f"{at}: added {new[key]!r}"
-            elif key not in new:
-                yield f"{at}: removed {old[key]!r}"
-            else:
-                yield from _changes(old[key], new[key], at)
-    elif isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
-        for index, (before, after) in enumerate(zip(old, new, strict=True)):
-            yield from _changes(before, after, f"{path}[{index}]")
-    elif isinstance(old, list) and isinstance(new, list):
-        yield f"{path}: {len(old)} items -> {len(new)} items"
-    elif repr(old) != repr(new):  # so that NaN is itself, and 1 is not 1.0
-        yield f"{path or 'the whole'}: {old!r} -> {new!r}"

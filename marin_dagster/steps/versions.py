@@ -21,6 +21,11 @@ def is_mutable_version(version: str) -> bool:
     return version == "dev" or version.endswith("-dev")
 
 
+def is_version(text: str) -> bool:
+    """Whether it looks like a version: a date, or one that is built every time."""
+    return is_mutable_version(text) or _DATE.fullmatch(text) is not None
+
+
 def check_name(name: str) -> None:
     """Refuse a name that cannot be part of an address ``{prefix}/{name}/{version}``.
 
@@ -38,7 +43,7 @@ def check_version(version: str) -> None:
         VersionError: it is neither a date nor a ``dev`` version, or cannot be part of an address.
     """
     fault = _fault(version)
-    if fault is None and not is_mutable_version(version) and not _DATE.fullmatch(version):
+    if fault is None and not is_version(version):
         fault = "is no date YYYY.MM.DD or YYYY.MM.DD.N, and neither dev nor <label>-dev"
     if fault:
         raise VersionError(f"the version {version!r:.60} {fault}.")

@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 
 from marin_dagster.cache import Attempt, Folder, StepCache
+from marin_dagster.cache.earlier import EarlierOutputs
 from marin_dagster.cache.lease import LocalLock
+from marin_dagster.cache.reasons import Reasons, find_reasons
 from marin_dagster.steps import StepSpec
 
 GUARD_S = 120.0
@@ -48,6 +50,16 @@ def build(step: StepSpec, result: Any = None, cache: StepCache | None = None) ->
     attempt.result = result
     attempt.commit()
     return step
+
+
+def why(step: StepSpec, earlier: EarlierOutputs | None = None, **more: Any) -> Reasons:
+    """Why an attempt at the step is begun."""
+    force = more.pop("force", False)
+    attempt = begin(step, force=force)
+    try:
+        return find_reasons(attempt, earlier or EarlierOutputs(), **more)
+    finally:
+        attempt.give_back()
 
 
 def put(step: StepSpec, name: str, content: str | bytes) -> None:

@@ -85,7 +85,7 @@ def test_an_asset_check_on_an_awkward_key_runs(
     definitions = dg.Definitions.merge(
         build_definitions(steps), dg.Definitions(asset_checks=[is_filled])
     )
-    run = run_job(definitions, instance, select=[key.to_user_string()])
+    run = run_job(definitions, instance, select=[key.to_user_string()], checks=True)
 
     assert run.success
     assert recorder.calls == [name]

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import dagster as dg
 import pytest
 from worker import POINTS
 
@@ -54,3 +55,26 @@ def test_the_next_run_finishes_with_the_right_result(
     leftover = [lock.parent for lock in store.glob("*/.executor_status.lock")]
     # A worker that died holding a finished output leaves a lease that nobody needs any more.
     assert leftover == ([train] if point == "before release" else [])
+
+
+def test_the_next_run_says_who_was_killed(
+    tmp_path: Path, store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.mkdir()
+    home = tmp_path / "dagster"
+    assert run_worker("in the function", home) == -signal.SIGKILL
+    train = next(store.glob("train_*"))
+    dead = json.loads(train.joinpath(".executor_status.lock").read_text())["worker_id"]
+
+    assert run_worker("none", home) == 0
+
+    monkeypatch.setenv("DAGSTER_HOME", str(home))
+    with dg.DagsterInstance.get() as instance:
+        event = instance.get_latest_materialization_event(dg.AssetKey("train"))
+    assert event is not None
+    assert event.asset_materialization is not None
+    first, interrupted = str(
+        event.asset_materialization.metadata["marin/reason"].value
+    ).splitlines()
+    assert first == "first build: no earlier output of train is known"
+    assert interrupted.startswith(f"interrupted: {dead}, last seen 20")

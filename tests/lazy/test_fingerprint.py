@@ -135,7 +135,7 @@ def test_drift_is_told_field_by_field() -> None:
     assert describe_drift(old, new).splitlines() == [
         "a: 1 -> 2",
         "gone: removed 1",
-        "list: 2 items -> 1 items",
+        "list: [1, 2] -> [1]",
         "model.layers: 2 -> 3",
         "new: added 1",
     ]

@@ -19,9 +19,11 @@ from marin_dagster.cache import (
     store,
 )
 from marin_dagster.cache.cache import LookUp
+from marin_dagster.cache.earlier import EarlierOutputs
 from marin_dagster.cache.keeper import keeper
 from marin_dagster.cache.lease import parse_lease
 from marin_dagster.cache.many import WIDTH
+from marin_dagster.cache.reasons import find_reasons
 from marin_dagster.errors import StoreAwayError
 from marin_dagster.steps.protocol import StepLike
 
@@ -106,6 +108,28 @@ def test_many_look_ups_wait_for_a_bucket_once(
     assert states == {CacheState.UNKNOWN}
     # Those that were under way already, and the one elsewhere.
     assert len(asked) <= WIDTH + 1
+
+
+def test_reasons_wait_for_a_bucket_once(
+    proxy: UnsteadyProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attempts = [begin(make(name)) for name in ("a/one", "b/two")]
+    list_folder, asked = Folder._ls, []
+
+    def counted(self: Folder) -> list[str]:
+        asked.append(self.url)
+        return list_folder(self)
+
+    monkeypatch.setattr(Folder, "_ls", counted)
+    proxy.strike(Hanging())
+    earlier = EarlierOutputs()
+    for attempt in attempts:
+        (line,) = find_reasons(attempt, earlier).lines
+        assert line.endswith(f"earlier outputs of {attempt.step.name} cannot be read")
+    assert len(asked) == 1
+    proxy.recover()
+    for attempt in attempts:
+        attempt.fail()
 
 
 @pytest.mark.parametrize("file", [STATUS, LOCK])

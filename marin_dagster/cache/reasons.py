@@ -1,0 +1,250 @@
+"""Why a step runs: what differs from its earlier output, and what became of its last attempt.
+
+The story is told in its order: what asked for the step, what has changed, what happened since.
+Whatever cannot be read is said to be unknown; reading reasons never stops a step.
+"""
+
+import json
+import logging
+import math
+from collections import defaultdict
+from collections.abc import Container, Iterable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from marin_dagster.cache.attempt import Attempt
+from marin_dagster.cache.earlier import EarlierOutputs, Search
+from marin_dagster.cache.record import ArtifactRecord
+from marin_dagster.cache.status import STATUS_FILE, Status
+from marin_dagster.errors import RecordError, StoreError
+from marin_dagster.steps.changes import at_most, changes
+from marin_dagster.steps.fingerprint import describe_drift
+from marin_dagster.steps.protocol import StepLike, artifact_version, data_version, is_mutable
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class LastBuild:
+    """What a scheduler remembers of a step's last output."""
+
+    path: str
+    """Where it lay."""
+    version: str
+    """Its data version."""
+    at: datetime
+    """When the scheduler was told."""
+
+
+@dataclass(frozen=True)
+class Reasons:
+    """Why a step runs."""
+
+    lines: tuple[str, ...]
+    """One for each reason, at least one."""
+    compared_with: str | None = None
+    """Path of the other output that the step was compared with."""
+    is_first: bool = False
+    """All there is to tell is that nothing was built before."""
+
+    @property
+    def text(self) -> str:
+        """The lines."""
+        return "\n".join(self.lines)
+
+
+def find_reasons(
+    attempt: Attempt,
+    earlier: EarlierOutputs,
+    *,
+    last: LastBuild | None = None,
+    graph: Container[str] = (),
+) -> Reasons:
+    """Why an attempt was begun. To be asked before the function runs; never raises.
+
+    Args:
+        attempt: the attempt.
+        earlier: the run's view of earlier outputs.
+        last: what the scheduler remembers of the step.
+        graph: output paths of the step's graph: its steps are not each other's predecessors.
+    """
+    try:
+        return _find_reasons(attempt, earlier, last, graph)
+    except Exception:
+        # Each filesystem has errors of its own, and records are written by others.
+        logger.debug("no reasons for %s", attempt.step.name_with_hash, exc_info=True)
+        return Reasons(("unknown: what is known of this step could not be read",))
+
+
+def _find_reasons(
+    attempt: Attempt, earlier: EarlierOutputs, last: LastBuild | None, graph: Container[str]
+) -> Reasons:
+    step = attempt.step
+    lines: list[str] = []
+    if is_mutable(step):
+        lines.append(f"version {artifact_version(step)}: built every time")
+    elif attempt.previous is Status.SUCCESS:
+        lines.append("forced: its output was finished")
+    own = _own_record(attempt, earlier)
+    removed = _removed(attempt, own, last)
+    search: Search | None = None
+    if own is not None:
+        lines += compare(own, step)
+    elif not removed and attempt.previous is not Status.SUCCESS:
+        search = _search(attempt, earlier, last, graph)
+        lines += _of_search(search, step, last)
+    lines += removed
+    lines += _of_last_attempt(attempt)
+    other = search.found if search is not None else None
+    is_first = search is not None and _is_first(search, last) and len(lines) == 1
+    return Reasons(tuple(lines), other.path if other else None, is_first)
+
+
+def compare(record: ArtifactRecord, step: StepLike) -> list[str]:
+    """How a step differs from what a record was made from: its attributes, and what it reads.
+
+    Empty when the record tells of no difference.
+    """
+    version = artifact_version(step)
+    try:
+        lines = _attributes(record, step) if version is None else _recipe(record, step, version)
+    except (RecursionError, ValueError):  # nested too deeply, or no JSON
+        lines = ["attributes: the record of the earlier output cannot be compared"]
+    return lines + _upstream(record, step)
+
+
+def _own_record(attempt: Attempt, earlier: EarlierOutputs) -> ArtifactRecord | None:
+    """What was built at the step's own path before."""
+    # A finished output of the same hash was made from the same; one path can serve many recipes.
+    same = attempt.previous is Status.SUCCESS and attempt.step.override_output_path is None
+    if same or not attempt.begun_before:
+        return None
+    try:
+        found = earlier.at(attempt.folder.url, attempt.step)
+    except (RecordError, StoreError) as error:
+        logger.debug("no record for %s: %s", attempt.step.name_with_hash, error)
+        return None
+    return found.record if found is not None else None
+
+
+def _removed(attempt: Attempt, own: ArtifactRecord | None, last: LastBuild | None) -> list[str]:
+    if attempt.previous is not None:
+        return []
+    if own is not None:
+        return [f"its {STATUS_FILE} was removed from the store; its record is still there"]
+    if last is not None and last.path == attempt.folder.url:
+        return [f"its output was removed from the store; it was recorded at {_time(last.at)}"]
+    return []
+
+
+def _search(
+    attempt: Attempt, earlier: EarlierOutputs, last: LastBuild | None, graph: Container[str]
+) -> Search:
+    step = attempt.step
+    if last is not None and last.path != attempt.folder.url:
+        try:
+            if found := earlier.at(last.path, step):
+                return Search(found)
+        except (RecordError, StoreError) as error:
+            logger.debug("no last output of %s: %s", step.name_with_hash, error)
+    return earlier.newest(step, attempt.folder, graph)
+
+
+def _of_search(search: Search, step: StepLike, last: LastBuild | None) -> list[str]:
+    if search.found is not None:
+        if lines := compare(search.found.record, step):
+            return lines
+        if last is not None and last.version == data_version(step):
+            return [f"built before in another place: {last.path}"]
+        return ["its hash has changed; the record of its earlier output does not tell why"]
+    if _is_first(search, last):
+        others = ", other than steps of this graph" if search.in_graph else ""
+        return [f"first build: no earlier output of {step.name} is known{others}"]
+    if last is not None:
+        return [f"first build here: its last output cannot be read any more: {last.path}"]
+    return [f"first build or a changed step: earlier outputs of {step.name} cannot be read"]
+
+
+def _is_first(search: Search, last: LastBuild | None) -> bool:
+    return search.found is None and not search.unreadable and last is None
+
+
+def _of_last_attempt(attempt: Attempt) -> list[str]:
+    since = f" at {_time(attempt.previous_at)}" if attempt.previous_at else ""
+    if attempt.previous in (Status.FAILED, Status.DEP_FAILED):
+        return [f"the last attempt failed{since}"]
+    lease = attempt.left_by
+    if lease is not None and attempt.previous is not Status.SUCCESS:
+        seen = _time(lease.timestamp)
+        return [f"interrupted: {lease.worker_id}" + (f", last seen {seen}" if seen else "")]
+    if attempt.previous is Status.RUNNING:
+        return [f"interrupted: its worker left no lock; it began{since or ' some time ago'}"]
+    return []
+
+
+def _attributes(record: ArtifactRecord, step: StepLike) -> list[str]:
+    if record.config is None:
+        return ["attributes: the record of the earlier output does not tell them"]
+    found = changes(_recorded(record.config), _recorded(dict(step.hash_attrs)))
+    return at_most([f"attribute {line}" for line in found])
+
+
+def _recipe(record: ArtifactRecord, step: StepLike, version: str) -> list[str]:
+    lines = []
+    if record.version != version:
+        lines.append(f"version {record.version or 'none'} -> {version}")
+    current = str(step.hash_attrs["fingerprint"])
+    if record.fingerprint != current:
+        fields = describe_drift(record.fingerprint_payload, step.fingerprint_payload).splitlines()
+        lines += fields or [f"recipe {record.fingerprint or 'unknown'} -> {current}"]
+    return lines
+
+
+def _upstream(record: ArtifactRecord, step: StepLike) -> list[str]:
+    before, now = _by_name(record.deps), _by_name(_identities(record, step))
+    lines = []
+    for name in sorted(before.keys() | now.keys()):
+        gone = sorted(before.get(name, set()) - now.get(name, set()))
+        new = sorted(now.get(name, set()) - before.get(name, set()))
+        if gone and new:
+            lines.append(f"upstream {name} changed: {', '.join(gone)} -> {', '.join(new)}")
+        elif new:
+            lines.append(f"upstream {name} added: {', '.join(new)}")
+        elif gone:
+            lines.append(f"upstream {name} removed: {', '.join(gone)}")
+    return at_most(lines)
+
+
+def _identities(record: ArtifactRecord, step: StepLike) -> Iterable[str]:
+    """What the step reads, called as the record calls it."""
+    if any(dep.startswith("/") or "://" in dep for dep in record.deps):
+        return step.dep_paths  # a record from before there were identities
+    if artifact_version(step) is not None:
+        return [str(dep) for dep in step.hash_attrs.get("deps") or ()]
+    return step.dep_names
+
+
+def _by_name(identities: Iterable[str]) -> Mapping[str, set[str]]:
+    found: dict[str, set[str]] = defaultdict(set)
+    for identity in identities:
+        # An artifact's name may hold neither; a hash and a date hold neither.
+        name, _, version = identity.rpartition("@" if "@" in identity else "_")
+        found[name or identity].add(version)
+    return found
+
+
+def _recorded(attributes: Mapping[str, Any]) -> Any:
+    """Attributes as a record has them: JSON, in which NaN and infinity are null."""
+    return json.loads(json.dumps(attributes), parse_constant=lambda _: None)
+
+
+def _time(moment: datetime | float | None) -> str:
+    if isinstance(moment, float):
+        if not math.isfinite(moment):
+            return ""
+        try:
+            moment = datetime.fromtimestamp(moment, UTC)
+        except (ValueError, OverflowError, OSError):
+            return ""
+    return f"{moment.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC" if moment else ""

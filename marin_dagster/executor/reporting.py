@@ -1,0 +1,115 @@
+"""What a run tells of the steps that no thread runs: served, pruned, blocked, or a dry run."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import dagster as dg
+
+from marin_dagster._compat import (
+    AssetObservationData,
+    DagsterEvent,
+    DagsterEventType,
+    ExecutionPlan,
+    PlanExecutionContext,
+    SerializableErrorInfo,
+    StepFailureData,
+    StepSuccessData,
+)
+from marin_dagster.cache import Drift
+from marin_dagster.errors import MarinDagsterError
+from marin_dagster.executor.planned import PlannedStep
+from marin_dagster.executor.planning import Decisions
+from marin_dagster.steps import StepLike
+
+
+def report_dry_run(
+    context: PlanExecutionContext, plan: ExecutionPlan, planned: dict[str, PlannedStep]
+) -> Iterator[DagsterEvent]:
+    """Events of a run that only tells what it selects."""
+    for step in plan.get_steps_to_execute_in_topo_order():
+        ours = planned.get(step.key)
+        what = f"{ours.step.name_with_hash} -> {ours.step.output_path}" if ours else step.key
+        yield _skipped(context.for_step(step), f"Dry run: would run, unless cached: {what}")
+
+
+def summary(plan: ExecutionPlan, decisions: Decisions) -> str:
+    """How many steps of the run are cached, pruned, blocked, and to run; others' steps run."""
+    stuck = {*decisions.blocked, *decisions.unreachable} - decisions.served
+    counts = {
+        "in the cache": len(decisions.cached - stuck),
+        "not needed": len(decisions.pruned),
+        "blocked": len(stuck),
+    }
+    total = len(set(plan.step_keys_to_execute) - decisions.checks)
+    counts["to run"] = total - sum(counts.values())
+    told = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
+    return f"Steps: {total}, of which {told}."
+
+
+def report(
+    context: PlanExecutionContext, plan: ExecutionPlan, decisions: Decisions
+) -> Iterator[DagsterEvent]:
+    """Events of the steps that no thread will run."""
+    for step in plan.get_steps_to_execute_in_topo_order():
+        if step.key in decisions.pruned:
+            yield _skipped(context.for_step(step), f"Skipped: {decisions.pruned[step.key]}")
+        elif step.key in decisions.served:
+            yield from _observe(
+                context.for_step(step),
+                decisions.planned[step.key],
+                decisions.drifted.get(step.key),
+            )
+        elif step.key in decisions.blocked:
+            ours = decisions.planned[step.key].step
+            yield _blocked(context.for_step(step), ours, decisions.blocked[step.key])
+        elif step.key in decisions.unreachable:
+            context.for_step(step).log.error(
+                f"Dependencies for step {step.key} cannot run: "
+                f"{', '.join(decisions.unreachable[step.key])}. Not executing."
+            )
+
+
+def _observe(context: Any, served: PlannedStep, drift: Drift | None) -> Iterator[DagsterEvent]:
+    # An observation, not a materialization: the asset's latest materialization stays the true
+    # build, and automation conditions downstream do not fire.
+    yield DagsterEvent.step_start_event(context)
+    if drift is not None:
+        context.log.warning(f"{served.step.name_with_hash}: {drift.message}")
+    message = f"Served from the cache: {served.step.name_with_hash}"
+    observation = dg.AssetObservation(
+        asset_key=served.asset_key,
+        metadata={
+            "marin/output_path": dg.MetadataValue.path(served.step.output_path),
+            "marin/cache": "hit",
+            **({"marin/drift": drift.message} if drift else {}),
+        },
+    )
+    yield DagsterEvent.from_step(
+        event_type=DagsterEventType.ASSET_OBSERVATION,
+        step_context=context,
+        event_specific_data=AssetObservationData(observation),
+        message=message,
+    )
+    # The UI shows no message of an observation, but it does of a success.
+    yield DagsterEvent.from_step(
+        event_type=DagsterEventType.STEP_SUCCESS,
+        step_context=context,
+        event_specific_data=StepSuccessData(duration_ms=0.0),
+        message=message,
+    )
+
+
+def _blocked(context: Any, step: StepLike, error: MarinDagsterError) -> DagsterEvent:
+    message = str(error)
+    if step.name_with_hash not in message:
+        message = f"step {step.name_with_hash}: {message}"
+    info = SerializableErrorInfo(message, stack=[], cls_name=type(error).__name__)
+    return DagsterEvent.step_failure_event(
+        context, StepFailureData(error=info, user_failure_data=None)
+    )
+
+
+def _skipped(context: Any, message: str) -> DagsterEvent:
+    return DagsterEvent.from_step(
+        event_type=DagsterEventType.STEP_SKIPPED, step_context=context, message=message
+    )

@@ -1,0 +1,60 @@
+"""``History``: what one run can know of its steps' past, from Dagster's instance and the store."""
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+import dagster as dg
+
+from marin_dagster._compat import AssetEntry
+from marin_dagster.cache import Attempt
+from marin_dagster.cache.earlier import EarlierOutputs
+from marin_dagster.cache.reasons import LastBuild, Reasons, find_reasons
+from marin_dagster.instance import asset_entries, last_version
+from marin_dagster.reports import last_output_path
+from marin_dagster.steps import StepGraph
+
+
+@dataclass(eq=False)
+class History:
+    """The past of the steps that one run builds. All of it is read once, when the first step asks.
+
+    Safe to use from several threads.
+    """
+
+    instance: dg.DagsterInstance
+    keys: Sequence[dg.AssetKey]
+    """The assets that the run may build."""
+    earlier: EarlierOutputs = field(default_factory=EarlierOutputs)
+    """Earlier outputs in the store."""
+    _last: dict[dg.AssetKey, LastBuild] | None = None
+    _mutex: threading.Lock = field(default_factory=threading.Lock)
+
+    def reasons(
+        self, attempt: Attempt, key: dg.AssetKey, graph: StepGraph, log: dg.DagsterLogManager
+    ) -> Reasons:
+        """Why an attempt to build an asset was begun. Never raises for what it cannot read."""
+        try:
+            last = self._last_builds().get(key)
+        except Exception:
+            # The storage is the user's choice, and so are its errors.
+            log.debug("could not read the asset's last materialization", exc_info=True)
+            last = None
+        return find_reasons(attempt, self.earlier, last=last, graph=graph.steps)
+
+    def _last_builds(self) -> dict[dg.AssetKey, LastBuild]:
+        with self._mutex:
+            if self._last is None:
+                entries = asset_entries(self.instance, self.keys)
+                found = {key: _last_build(entry) for key, entry in entries.items()}
+                self._last = {key: build for key, build in found.items() if build}
+            return self._last
+
+
+def _last_build(entry: AssetEntry) -> LastBuild | None:
+    path, event = last_output_path(entry), entry.last_materialization
+    if path is None or event is None:
+        return None
+    at = datetime.fromtimestamp(event.timestamp, UTC)
+    return LastBuild(path=path, version=last_version(entry) or "", at=at)

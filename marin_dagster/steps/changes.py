@@ -1,0 +1,61 @@
+"""How one JSON value differs from another, field by field, in short lines for people."""
+
+from collections.abc import Iterator
+from typing import Any
+
+_MOST_LINES = 20
+_LONGEST = 60
+"""Characters that are shown of a value."""
+_CONTEXT = 20
+"""Of them, how many stand before the first difference of two long values."""
+
+
+def changes(old: Any, new: Any) -> list[str]:
+    """A line for each field that differs, ``a.b: 1 -> 2``.
+
+    Empty when both are the same; numbers are when they look the same, so that NaN is itself and 1
+    is not 1.0. Long values are cut down to where they differ.
+    """
+    return list(_changes(old, new, ""))
+
+
+def at_most(lines: list[str]) -> list[str]:
+    """The first 20 lines, and how many more there are."""
+    more = len(lines) - _MOST_LINES
+    return lines[:_MOST_LINES] + ([f"and {more} more"] if more > 0 else [])
+
+
+def _changes(old: Any, new: Any, path: str) -> Iterator[str]:
+    if isinstance(old, dict) and isinstance(new, dict):
+        for key in sorted(old.keys() | new.keys()):
+            name = key if key and key.isprintable() else repr(key)
+            at = f"{path}.{name}" if path else name
+            if key not in old:
+                yield f"{at}: added {_cut(repr(new[key]))}"
+            elif key not in new:
+                yield f"{at}: removed {_cut(repr(old[key]))}"
+            else:
+                yield from _changes(old[key], new[key], at)
+        return
+    at = path or "the whole"
+    if isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
+        for index, (before, after) in enumerate(zip(old, new, strict=True)):
+            yield from _changes(before, after, f"{path}[{index}]")
+        return
+    before, after = repr(old), repr(new)
+    if before == after:
+        return
+    if max(len(before), len(after)) <= _LONGEST:
+        yield f"{at}: {before} -> {after}"
+    elif isinstance(old, list) and isinstance(new, list):
+        yield f"{at}: {len(old)} items -> {len(new)} items"
+    else:
+        pairs = enumerate(zip(before, after, strict=False))
+        same = next((index for index, (a, b) in pairs if a != b), min(len(before), len(after)))
+        start = max(0, same - _CONTEXT)
+        yield f"{at}: {_cut(before, start)} -> {_cut(after, start)}"
+
+
+def _cut(text: str, start: int = 0) -> str:
+    end = start + _LONGEST
+    return f"{'…' if start else ''}{text[start:end]}{'…' if end < len(text) else ''}"
