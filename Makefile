@@ -34,7 +34,7 @@ check: env ## Lint, formatting and types
 unit: env debian ## Tests on the newest Dagster
 	$(run) pytest $(PYTEST_ARGS)
 
-lowest: $(UV) ## Tests of the Dagster face on the lowest Dagster that is supported
+lowest: $(UV) debian ## Tests of the Dagster face on the lowest Dagster that is supported
 	UV=$(UV) scripts/test-lowest $(PYTEST_ARGS)
 
 interop: $(UV) debian ## Tests against real marin-core, in a Python 3.12 environment of their own

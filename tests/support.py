@@ -151,7 +151,8 @@ def run_job(
     run = instance.create_run_for_job(
         job_def=job_def,
         run_config={"execution": {"config": dict(config)}} if config else {},
-        asset_selection=None if keys is None else frozenset(keys),
+        # With a selection, Dagster selects the checks again.
+        asset_selection=frozenset(keys) if keys and checks else None,
     )
     result = execute_run(InMemoryJob(job_def), run, instance, raise_on_error=False)
     return Run(result.success, list(result.all_events), run.run_id)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import dagster as dg
 
-from marin_dagster._compat import ExecutionPlan, PlanExecutionContext
+from marin_dagster._compat import DagsterEventType, ExecutionPlan, PlanExecutionContext
 from marin_dagster.cache import Drift, StepCache
 from marin_dagster.cache.plan import blocked_message, plan_from_cache
 from marin_dagster.checks import IntegrityOp
@@ -98,6 +98,8 @@ def decide(
     executable = plan.get_executable_step_deps()
     names = StepNames(context, planned)
     forced = names.forced(settings.force)
+    if forced:
+        forced -= _finished_before(context)
     overrides = names.overrides(routing.config.steps)
     to_run: list[str] = []
     pruned: dict[str, str] = {}
@@ -215,3 +217,9 @@ def _unreachable(
                 lost[key] = missing
                 grew = True
     return lost
+
+
+def _finished_before(context: PlanExecutionContext) -> set[str]:
+    """Steps that an earlier worker of this run has finished, when the run is being resumed."""
+    entries = context.instance.all_logs(context.run_id, of_type=DagsterEventType.STEP_SUCCESS)
+    return {entry.step_key for entry in entries if entry.step_key}

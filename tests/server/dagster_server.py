@@ -1,4 +1,4 @@
-"""A real Dagster deployment in one process group, driven over GraphQL as the UI drives it."""
+"""A real Dagster webserver, driven over GraphQL as the UI drives it, and ``dagster dev``."""
 
 import json
 import os
@@ -9,8 +9,8 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,11 +21,19 @@ DEADLINE_S = 120
 
 @dataclass(frozen=True)
 class DagsterServer:
-    """A running ``dagster dev`` with one code location."""
+    """A running webserver."""
 
     url: str
     home: Path
     log: Path
+
+    def answers(self) -> bool:
+        """Whether it is there."""
+        try:
+            urllib.request.urlopen(f"{self.url}/server_info", timeout=2).close()
+        except (OSError, urllib.error.URLError):
+            return False
+        return True
 
     def query(self, text: str, **variables: Any) -> dict[str, Any]:
         """Ask GraphQL; an error in the answer raises."""
@@ -46,12 +54,32 @@ class DagsterServer:
         answer = self.query("{ runsOrError { ... on Runs { results { runId } } } }")["runsOrError"]
         return [run["runId"] for run in answer["results"]]
 
-    def launch(self, job: str, config: Mapping[str, Any] | None = None) -> str:
-        """Launch a job, as the launchpad does; returns the run's id."""
-        repository = self.query(
+    def launch(
+        self,
+        job: str,
+        config: Mapping[str, Any] | None = None,
+        *,
+        location: str | None = None,
+        assets: Sequence[str] = (),
+        tags: Mapping[str, str] | None = None,
+    ) -> str:
+        """Launch a job, as the launchpad does; returns the run's id.
+
+        Args:
+            job: its name.
+            config: the run's config.
+            location: the job's code location; the only one when None.
+            assets: keys of the assets to select; all when empty.
+            tags: the run's tags.
+        """
+        nodes = self.query(
             "{ repositoriesOrError { ... on RepositoryConnection "
             "{ nodes { name location { name } } } } }"
-        )["repositoriesOrError"]["nodes"][0]
+        )["repositoriesOrError"]["nodes"]
+        [repository] = [
+            node for node in nodes if location is None or node["location"]["name"] == location
+        ]
+        selection = [{"path": key.split("/")} for key in assets]
         answer = self.query(
             """
             mutation($params: ExecutionParams!) {
@@ -68,14 +96,35 @@ class DagsterServer:
                     "repositoryName": repository["name"],
                     "repositoryLocationName": repository["location"]["name"],
                     "jobName": job,
+                    **(
+                        {"assetSelection": selection, "assetCheckSelection": []}
+                        if selection
+                        else {}
+                    ),
                 },
                 "runConfigData": dict(config or {}),
+                "executionMetadata": {
+                    "tags": [{"key": key, "value": value} for key, value in (tags or {}).items()]
+                },
             },
         )["launchRun"]
-        if answer["__typename"] != "LaunchRunSuccess":
-            raise RuntimeError(f"not launched: {answer}")
-        run_id: str = answer["run"]["runId"]
-        return run_id
+        return _launched(answer)
+
+    def reexecute(self, run_id: str) -> str:
+        """Re-execute a run from its failure, as the UI's button does; returns the new run's id."""
+        answer = self.query(
+            """
+            mutation($params: ReexecutionParams!) {
+              launchRunReexecution(reexecutionParams: $params) {
+                __typename
+                ... on LaunchRunSuccess { run { runId } }
+                ... on PythonError { message }
+              }
+            }
+            """,
+            params={"parentRunId": run_id, "strategy": "FROM_FAILURE"},
+        )["launchRunReexecution"]
+        return _launched(answer)
 
     def terminate(self, run_id: str) -> None:
         """Terminate a run safely, as the UI's button does."""
@@ -96,7 +145,8 @@ class DagsterServer:
     def wait(self, run_id: str) -> str:
         """Wait until the run has ended; returns its status."""
         ended = ("SUCCESS", "FAILURE", "CANCELED")
-        wait_until(lambda: self.status(run_id) in ended, f"run {run_id} to end")
+        # Every question costs the webserver some work.
+        wait_until(lambda: self.status(run_id) in ended, f"run {run_id} to end", every_s=0.25)
         return self.status(run_id)
 
     def events(self, run_id: str) -> list[dict[str, Any]]:
@@ -129,13 +179,70 @@ class DagsterServer:
         return answer["stdout"] or "", answer["stderr"] or ""
 
 
-def wait_until(holds: Any, what: str) -> None:
-    """Wait until ``holds()`` is true."""
+def wait_until(holds: Callable[[], Any], what: str, every_s: float = 0.05) -> None:
+    """Wait until ``holds()`` is true; ask every so many seconds."""
     deadline = time.monotonic() + DEADLINE_S
     while not holds():
         if time.monotonic() > deadline:
             raise TimeoutError(f"waited {DEADLINE_S} s for {what}")
-        time.sleep(0.05)
+        time.sleep(every_s)
+
+
+def free_port() -> int:
+    """A port of the loopback interface where nothing listens."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+    return port
+
+
+@dataclass(frozen=True)
+class Process:
+    """A server that was started."""
+
+    popen: "subprocess.Popen[bytes]"
+    log: Path
+
+    def wait(self, answers: Callable[[], bool]) -> None:
+        """Wait until it answers."""
+        what = f"{self.popen.args} to answer"
+        wait_until(lambda: self.popen.poll() is not None or answers(), what)
+        if self.popen.poll() is not None:
+            raise RuntimeError(f"{self.popen.args} ended:\n{self.log.read_text()}")
+
+
+@contextmanager
+def running_process(
+    command: Sequence[str], log: Path, *, folder: Path | None = None, **variables: str
+) -> Iterator[Process]:
+    """Start a server in a process group of its own, and stop all of it afterwards.
+
+    Args:
+        command: its command line.
+        log: file for what it writes.
+        folder: where the command is given; by default, here.
+        variables: more environment variables.
+    """
+    with log.open("wb") as output:
+        server = subprocess.Popen(
+            command,
+            cwd=folder,
+            env={**os.environ, **variables},
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    try:
+        yield Process(server, log)
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(server.pid, signal.SIGINT)
+        try:
+            # Runs and the daemon end at once; the webserver would take a quarter of a minute.
+            server.wait(timeout=4)
+        except subprocess.TimeoutExpired:
+            os.killpg(server.pid, signal.SIGKILL)
+            server.wait()
 
 
 DIRECTLY = """\
@@ -165,42 +272,21 @@ def running_server(
     """
     home.mkdir(parents=True, exist_ok=True)
     home.joinpath("dagster.yaml").write_text(settings)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    log = home / "server.log"
-    option = "-w" if definitions.suffix == ".yaml" else "-f"
-    with log.open("wb") as output:
-        server = subprocess.Popen(
-            [
-                *(sys.executable, "-m", "dagster", "dev", option, str(definitions)),
-                *("-h", "127.0.0.1", "-p", str(port)),
-            ],
-            cwd=folder,
-            env={**os.environ, **variables, "DAGSTER_HOME": str(home)},
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-    url = f"http://127.0.0.1:{port}"
-    try:
-        wait_until(lambda: server.poll() is not None or _answers(url), "the server to answer")
-        if server.poll() is not None:
-            raise RuntimeError(f"the server ended:\n{log.read_text()}")
-        yield DagsterServer(url, home, log)
-    finally:
-        os.killpg(server.pid, signal.SIGINT)
-        try:
-            # Runs and the daemon end at once; the webserver would take a quarter of a minute.
-            server.wait(timeout=4)
-        except subprocess.TimeoutExpired:
-            os.killpg(server.pid, signal.SIGKILL)
-            server.wait()
+    port = free_port()
+    server = DagsterServer(f"http://127.0.0.1:{port}", home, home / "server.log")
+    command = (
+        *(sys.executable, "-m", "dagster", "dev"),
+        *("-w" if definitions.suffix == ".yaml" else "-f", str(definitions)),
+        *("-h", "127.0.0.1", "-p", str(port)),
+    )
+    variables["DAGSTER_HOME"] = str(home)
+    with running_process(command, server.log, folder=folder, **variables) as process:
+        process.wait(server.answers)
+        yield server
 
 
-def _answers(url: str) -> bool:
-    try:
-        urllib.request.urlopen(f"{url}/server_info", timeout=2).close()
-    except (OSError, urllib.error.URLError):
-        return False
-    return True
+def _launched(answer: dict[str, Any]) -> str:
+    if answer["__typename"] != "LaunchRunSuccess":
+        raise RuntimeError(f"not launched: {answer}")
+    run_id: str = answer["run"]["runId"]
+    return run_id
