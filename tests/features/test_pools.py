@@ -31,7 +31,9 @@ POOL = "gpus"
 @pytest.fixture
 def pooled(monkeypatch: pytest.MonkeyPatch) -> Iterator[dg.DagsterInstance]:
     """An instance whose pools have two slots; who waits for one looks often."""
-    monkeypatch.setattr(instance_concurrency_context, "INITIAL_INTERVAL_VALUE", 0.01)
+    # After 30 looks Dagster would look every 15 s only.
+    for name in ("INITIAL_INTERVAL_VALUE", "MAX_CONCURRENCY_CLAIM_BLOCKED_INTERVAL"):
+        monkeypatch.setattr(instance_concurrency_context, name, 0.05)
     with dg.instance_for_test(
         overrides={"concurrency": {"pools": {"default_limit": 2}}}
     ) as instance:

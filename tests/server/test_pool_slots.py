@@ -1,7 +1,5 @@
-"""A run that is cancelled or killed in the middle keeps no slot of a pool."""
+"""A run that is cancelled in the middle keeps no slot of a pool."""
 
-import os
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,9 +10,7 @@ LOCATION = Path(__file__).with_name("pool_location.py")
 SLOTS = 2
 SETTINGS = f"""{DIRECTLY}
 concurrency: {{pools: {{default_limit: {SLOTS}}}}}
-run_monitoring: {{enabled: true, poll_interval_seconds: 1, free_slots_after_run_end_seconds: 1}}
 """
-"""The daemon frees a dead run's slots, after five minutes unless it is told otherwise."""
 
 
 @pytest.fixture
@@ -70,13 +66,4 @@ def test_a_cancelled_run_gives_its_slots_back(server: DagsterServer, store: Path
 
     assert server.wait(run) == "CANCELED"
     assert slots_taken(server) == 0
-    check_the_next_run_gets_them(server, store)
-
-
-def test_the_slots_of_a_killed_run_are_freed(server: DagsterServer, store: Path) -> None:
-    run = begin(server, store)
-
-    os.kill(started(store)[0], signal.SIGKILL)
-
-    assert server.wait(run) == "FAILURE"
     check_the_next_run_gets_them(server, store)
