@@ -92,13 +92,11 @@ class StepOp:
     def _why(
         self, context: dg.AssetExecutionContext, attempt: Attempt, control: StepControl
     ) -> dict[str, Any]:
-        """Log why the step runs, unless it is new; the same as metadata."""
+        """Log why the step runs; the same as metadata."""
         key = context.asset_key
         history = control.history or History(context.instance, [key])
         reasons = history.reasons(attempt, key, self.graph, context.log)
-        if not reasons.is_first:
-            # A line in the event log costs more than finding the reasons; this would be no news.
-            context.log.info(f"{self.step.name_with_hash} runs: {reasons.text}")
+        context.log.info(f"{self.step.name_with_hash} runs: {reasons.text}")
         metadata: dict[str, Any] = {"marin/reason": reasons.text}
         if reasons.compared_with is not None:
             metadata["marin/compared_with"] = dg.MetadataValue.path(reasons.compared_with)

@@ -45,8 +45,6 @@ class Reasons:
     """One for each reason, at least one."""
     compared_with: str | None = None
     """Path of the other output that the step was compared with."""
-    is_first: bool = False
-    """All there is to tell is that nothing was built before."""
 
     @property
     def text(self) -> str:
@@ -97,8 +95,7 @@ def _find_reasons(
     lines += removed
     lines += _of_last_attempt(attempt)
     other = search.found if search is not None else None
-    is_first = search is not None and _is_first(search, last) and len(lines) == 1
-    return Reasons(tuple(lines), other.path if other else None, is_first)
+    return Reasons(tuple(lines), other.path if other else None)
 
 
 def compare(record: ArtifactRecord, step: StepLike) -> list[str]:
@@ -158,16 +155,12 @@ def _of_search(search: Search, step: StepLike, last: LastBuild | None) -> list[s
         if last is not None and last.version == data_version(step):
             return [f"built before in another place: {last.path}"]
         return ["its hash has changed; the record of its earlier output does not tell why"]
-    if _is_first(search, last):
+    if last is None and not search.unreadable:
         others = ", other than steps of this graph" if search.in_graph else ""
         return [f"first build: no earlier output of {step.name} is known{others}"]
     if last is not None:
         return [f"first build here: its last output cannot be read any more: {last.path}"]
     return [f"first build or a changed step: earlier outputs of {step.name} cannot be read"]
-
-
-def _is_first(search: Search, last: LastBuild | None) -> bool:
-    return search.found is None and not search.unreadable and last is None
 
 
 def _of_last_attempt(attempt: Attempt) -> list[str]:

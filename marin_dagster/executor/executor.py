@@ -118,7 +118,7 @@ class MarinExecutor(dg.Executor):
         )
         if self.failures is not None:
             self.failures.update((key, [error]) for key, error in decisions.blocked.items())
-        if routing.chose_process:
+        if routing.chose_process and decisions.runs_remotely:
             job_context.log.info(
                 "No runner is configured: steps with resources run in processes of this machine."
             )

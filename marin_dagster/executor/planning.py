@@ -55,10 +55,17 @@ class Decisions:
     expected_hits: frozenset[str]
     """In the cache, and their inputs are pruned: must be served, not built."""
 
+    @property
+    def runs_remotely(self) -> bool:
+        """Whether a function will run elsewhere than in the run worker."""
+        return any(self._is_remote(key) for key in self.places if key not in self.cached)
+
+    def _is_remote(self, key: str) -> bool:
+        return key in self.places and self.places[key].runner != INLINE
+
     def grace_s(self, key: str) -> float:
         """Seconds in which a step must have stopped once it was told to."""
-        remote = key in self.places and self.places[key].runner != INLINE
-        return _REMOTE_GRACE_S if remote else _GRACE_S
+        return _REMOTE_GRACE_S if self._is_remote(key) else _GRACE_S
 
     def keep(self, plan: ExecutionPlan) -> list[str]:
         """Keys of the steps that threads run, in the plan's order."""

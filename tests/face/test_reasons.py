@@ -33,11 +33,14 @@ def said(instance: dg.DagsterInstance, run_id: str, step_key: str) -> list[str]:
 
 
 def test_a_first_build(recorder: Recorder, instance: dg.DagsterInstance) -> None:
-    run = build(instance, recorder.step("train"))
+    step = recorder.step("train")
 
-    assert reasons(run, "train") == ["first build: no earlier output of train is known"]
+    run = build(instance, step)
+
+    why = "first build: no earlier output of train is known"
+    assert reasons(run, "train") == [why]
     assert "marin/compared_with" not in metadata_of(run.materialized()["train"])
-    assert said(instance, run.run_id, "train") == []
+    assert said(instance, run.run_id, "train") == [f"{step.name_with_hash} runs: {why}"]
 
 
 def test_changed_attributes_and_what_reads_the_step(

@@ -78,6 +78,7 @@ def test_a_second_run_serves_what_a_job_has_built(instance: dg.DagsterInstance) 
     again = run_job(definitions, instance)
 
     assert again.observed() == ["own"]
+    assert "No runner is configured" not in log_of(again, instance)
 
 
 def test_a_remote_exception_is_in_the_failure_with_its_traceback(
