@@ -157,7 +157,8 @@ def _nothing_to_run(seen: CachePlan) -> str:
     hits, pruned = len(seen.run.hits), len(seen.run.pruned)
     if pruned:
         return f"Nothing to run: {hits} steps are cached, and nothing needs the other {pruned}."
-    return f"Nothing to run: all {hits} steps are cached."
+    all_steps = f"all {hits} steps are" if hits > 1 else "the only step is"
+    return f"Nothing to run: {all_steps} cached."
 
 
 def _selected(
