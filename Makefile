@@ -23,8 +23,10 @@ demo: env instance ## Build the example pipeline end to end, and show what ran
 ui: env instance ## Open the example in the Dagster UI, http://127.0.0.1:3000
 	$(demo_env) $(run) dagster dev -w workspace.yaml
 
-test: check ## Everything that CI runs; two suites at a time, since most tests wait for something
-	@$(MAKE) --no-print-directory --jobs=2 unit lowest interop
+# Two suites at a time, since most tests wait for something, and the longest first: what they need is
+# there by then.
+test: check debian ## Everything that CI runs
+	@$(MAKE) --no-print-directory --jobs=2 --old-file=env --old-file=debian unit lowest interop
 
 check: env ## Lint, formatting and types
 	$(run) ruff check .
