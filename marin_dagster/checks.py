@@ -20,7 +20,7 @@ from marin_dagster.translator import DagsterMarinTranslator
 CHECK_NAME = "cache_integrity"
 
 
-_AT_ONCE = 25
+_AT_ONCE = 1
 """Checks of one op. A step that fails leaves those beside its own without a result, and Dagster's
 time to load an op's checks grows with the square of their number."""
 

@@ -204,7 +204,7 @@ def _external_faults(graph: StepGraph, *, retry_failed: bool) -> Iterator[Except
             elif is_external(step) and not StepCache().look_up(step).finished:
                 raise StepWithoutFunctionError(
                     f"step {step.name_with_hash} ({path}) has no finished output, and no run "
-                    f"builds it. Put its data there and write SUCCESS into {STATUS_FILE} beside it."
+                    f"builds it. Put its data there, with SUCCESS in its {STATUS_FILE}."
                 )
         except Exception as error:  # the function may be Marin's
             yield error

@@ -94,6 +94,6 @@ def blocked_message(graph: StepGraph, path: str, missing: Collection[str]) -> st
         needs = ", ".join(f"{graph.steps[dep].name!r} ({dep})" for dep in external)
         reasons.append(
             f"needs {needs}, which has no successful output and is built by no run. Put its data "
-            f"there and write SUCCESS into {STATUS_FILE} beside it."
+            f"there, with SUCCESS in its {STATUS_FILE}."
         )
     return f"step {step.name_with_hash} ({path}) {' It also '.join(reasons)}"

@@ -45,7 +45,10 @@ def materialized(**told: Any) -> Story:
     ]
 
 
-BUILT = materialized(cache="built")
+FIRST = materialized(
+    cache="built", reason="first build: no earlier output of fresh is known"
+)
+AGAIN = materialized(cache="built", reason="XXX")
 HIT = materialized(cache="hit", built_by=getpass.getuser())
 OBSERVED = [
     ("STEP_START", {}),
@@ -55,10 +58,10 @@ OBSERVED = [
 FAILED = [("STEP_START", {}), ("STEP_FAILURE", {})]
 SKIPPED = [("STEP_SKIPPED", {})]
 
-EVERYWHERE = {"fresh": BUILT, "found": HIT, "broken": FAILED, "below": []}
+EVERYWHERE = {"fresh": FIRST, "found": HIT, "broken": FAILED, "below": []}
 """Ran, cached, failed, and upstream-failed."""
 UNDER_OURS = {"gone": SKIPPED, "known": OBSERVED}
-UNDER_THEIRS = {"gone": BUILT, "known": HIT}
+UNDER_THEIRS = {"gone": AGAIN, "known": HIT}
 """They start every op that is selected, and every op materializes its asset."""
 
 LAST_WORDS = "Dependencies for step below failed: ['broken']. Not executing."
