@@ -181,7 +181,7 @@ def _assets_definition(
     # By the constructor, not by @asset: a graph of thousands of steps loads 2.5 times faster. The
     # inputs are Nothing: a step reads its dependencies' paths itself.
     op = dg.OpDefinition(
-        name=_op_name(spec.key),
+        name=op_name(spec.key),
         description=spec.description,
         compute_fn=step_op,
         ins={name: dg.In(dg.Nothing) for name in _inputs(spec)},
@@ -199,7 +199,7 @@ def _assets_definition(
     )
 
 
-def _op_name(key: dg.AssetKey) -> str:
+def op_name(key: dg.AssetKey) -> str:
     """A name for the key's op, which is also its step key; different keys have different names.
 
     The parts, joined by two underscores. Where that is no name, or could be the name of another key

@@ -92,13 +92,15 @@ def test_a_check_sets_nothing_going(instance: dg.DagsterInstance, recorder: Reco
     assert "it is gone (status: nothing there)" in (found["raw"].description or "")
 
 
-def test_what_was_never_built_has_no_result(
+def test_where_nothing_is_finished_there_is_nothing_to_check(
     instance: dg.DagsterInstance, recorder: Recorder
 ) -> None:
     definitions = build_definitions([recorder.step("raw")])
     run = run_checks(definitions, instance, "raw")
     assert run.success
-    assert evaluations(run) == {}
+    found = evaluations(run)["raw"]
+    assert found.passed
+    assert "nothing to check (status: nothing there)" in (found.description or "")
     assert recorder.take() == []
 
 
@@ -171,7 +173,8 @@ def test_a_failed_step_leaves_the_others_checked_next_time(
     run = run_job(definitions, instance, job=EVERYTHING)
     assert run.steps("STEP_FAILURE") == ["bad"]
     found = evaluations(run_checks(definitions, instance, "bad", "good"))
-    assert {key: evaluation.passed for key, evaluation in found.items()} == {"good": True}
+    assert "(status: FAILED)" in (found["bad"].description or "")
+    assert found["good"].passed
 
 
 @pytest.mark.usefixtures("broken_store")
@@ -184,7 +187,7 @@ def test_a_store_that_refuses_is_an_error_of_the_check(
     run = run_checks(definitions, instance, "here", "away")
     assert not run.success
     assert list(evaluations(run)) == ["here"]
-    assert "broken://bucket/store/away" in run.error("materialize_steps_cache_integrity_0")
+    assert "broken://bucket/store/away" in run.error("away___cache_integrity")
 
 
 def test_assets_and_checks_made_by_hand_fit(
@@ -215,18 +218,27 @@ def test_two_graphs_in_one_location_have_checks_each(
     assert sorted(evaluations(run)) == ["one", "two"]
 
 
-def test_the_checks_of_many_steps_are_several_ops(
+def test_a_failure_leaves_the_checks_of_other_steps_alone(
     instance: dg.DagsterInstance, recorder: Recorder
 ) -> None:
-    steps = [recorder.step(f"step-{number}") for number in range(26)]
-    definitions = build_definitions(steps)
-    run_job(definitions, instance, select=["step-0", "step-25"])
-    run = run_checks(definitions, instance, *(step.name for step in steps))
-    assert run.steps("STEP_SUCCESS") == [
-        "materialize_steps_cache_integrity_0",
-        "materialize_steps_cache_integrity_1",
-    ]
-    assert sorted(evaluations(run)) == ["step-0", "step-25"]
+    good, bad = recorder.step("good"), recorder.step("bad", fails=True)
+    definitions = build_definitions([recorder.step("below", good, bad), good, recorder.step("new")])
+    run_job(definitions, instance, select=["good"])
+
+    run = run_job(definitions, instance, job=EVERYTHING)
+
+    assert run.steps("STEP_FAILURE") == ["bad"]
+    assert {key: found.passed for key, found in evaluations(run).items()} == {
+        "good": True,
+        "new": True,
+    }
+
+
+def test_a_graph_can_do_without(instance: dg.DagsterInstance, recorder: Recorder) -> None:
+    definitions = build_definitions([recorder.step("raw")], checks=False)
+    run = run_job(definitions, instance, job=EVERYTHING)
+    assert run.success
+    assert evaluations(run) == {}
 
 
 def test_keys_may_be_changed_after_the_checks_are_built(

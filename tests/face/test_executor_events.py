@@ -45,9 +45,7 @@ def materialized(**told: Any) -> Story:
     ]
 
 
-FIRST = materialized(
-    cache="built", reason="first build: no earlier output of fresh is known"
-)
+FIRST = materialized(cache="built", reason="first build: no earlier output of fresh is known")
 AGAIN = materialized(cache="built", reason="XXX")
 HIT = materialized(cache="hit", built_by=getpass.getuser())
 OBSERVED = [
