@@ -4,6 +4,7 @@ import asyncio
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -30,8 +31,14 @@ from marin_dagster.executor.planning import (
     Decisions,
     context_for,
     decide,
+    unreachable,
 )
-from marin_dagster.executor.reporting import report, report_dry_run, summary
+from marin_dagster.executor.reporting import (
+    report,
+    report_dry_run,
+    report_unreachable,
+    summary,
+)
 from marin_dagster.executor.threads import StepThreads
 from marin_dagster.executor.withdrawing import withdraw_plans
 from marin_dagster.history import History
@@ -113,9 +120,14 @@ class MarinExecutor(dg.Executor):
         planned: dict[str, PlannedStep],
         routing: Routing,
     ) -> Iterator[DagsterEvent]:
-        decisions = decide(
-            job_context, execution_plan, planned, self.settings, routing, self.required
-        )
+        try:
+            decisions = decide(
+                job_context, execution_plan, planned, self.settings, routing, self.required
+            )
+        except Exception:
+            # Nothing has been tried, so nothing has failed.
+            withdraw_plans(job_context, {step.asset_key: key for key, step in planned.items()})
+            raise
         if self.failures is not None:
             self.failures.update((key, [error]) for key, error in decisions.blocked.items())
         if routing.chose_process and decisions.runs_remotely:
@@ -140,28 +152,52 @@ class MarinExecutor(dg.Executor):
     ) -> Iterator[DagsterEvent]:
         yield from report(job_context, execution_plan, decisions)
         keep = decisions.keep(execution_plan)
-        if not keep:
+        planned = decisions.planned
+        building = [planned[key].asset_key for key in keep if key in planned]
+        history = History(job_context.instance, building)
+        control_of = partial(self._control, decisions, runners, history)
+        # What is cached needs nothing that runs here, and no slot of a pool: it comes first.
+        cached = [key for key in keep if key in decisions.cached]
+        vanished: set[str] = set()
+        for event in self._start(
+            job_context, execution_plan, cached, nullcontext(), decisions, control_of
+        ):
+            if event.is_step_failure and event.step_key:
+                vanished.add(event.step_key)
+            yield event
+        lost = unreachable(execution_plan.get_executable_step_deps(), vanished, cached)
+        report_unreachable(job_context, execution_plan, lost)
+        others = [key for key in keep if key not in decisions.cached and key not in lost]
+        slots = InstanceConcurrencyContext(job_context.instance, job_context.dagster_run)
+        yield from self._start(job_context, execution_plan, others, slots, decisions, control_of)
+
+    def _start(
+        self,
+        job_context: PlanExecutionContext,
+        whole_plan: ExecutionPlan,
+        keys: list[str],
+        slots: AbstractContextManager[InstanceConcurrencyContext | None],
+        decisions: Decisions,
+        control_of: Callable[..., StepControl],
+    ) -> Iterator[DagsterEvent]:
+        """Run some of the plan's steps, in threads."""
+        if not keys:
             return
-        if len(keep) < len(execution_plan.step_keys_to_execute):
-            execution_plan = execution_plan.build_subset_plan(
-                keep, job_context.job_def, job_context.resolved_run_config
-            )
-            job_context = context_for(job_context, execution_plan)
+        plan = whole_plan.build_subset_plan(
+            keys, job_context.job_def, job_context.resolved_run_config
+        )
+        job_context = context_for(job_context, plan)
         with (
-            InstanceConcurrencyContext(job_context.instance, job_context.dagster_run) as slots,
-            execution_plan.start(
+            slots as context,
+            plan.start(
                 retry_mode=self.settings.retries,
                 max_concurrent=self.settings.limit,
                 tag_concurrency_limits=self.settings.tag_concurrency_limits,
-                instance_concurrency_context=slots,
+                instance_concurrency_context=context,
                 step_dependency_config=self.settings.step_dependency_config,
             ) as active,
         ):
             threads = StepThreads()
-            planned = decisions.planned
-            building = [planned[key].asset_key for key in keep if key in planned]
-            history = History(job_context.instance, building)
-            control_of = partial(self._control, decisions, runners, history)
             try:
                 yield from self._run(job_context, active, decisions, threads, control_of)
             finally:

@@ -22,6 +22,7 @@ from marin_dagster.instance import asset_entries, last_version
 from marin_dagster.io_manager import cache_of
 from marin_dagster.reports import recorded_version
 from marin_dagster.runners import INLINE, Place, Routing, StepOverride
+from marin_dagster.steps.protocol import is_mutable
 
 _GRACE_S = 5.0
 _REMOTE_GRACE_S = 75.0
@@ -52,6 +53,8 @@ class Decisions:
     """Below blocked steps: these dependencies will not come."""
     forced: frozenset[str]
     """Built although the cache has them."""
+    done: frozenset[str]
+    """``dev`` versions that an earlier worker of this run has built."""
     expected_hits: frozenset[str]
     """In the cache, and their inputs are pruned: must be served, not built."""
 
@@ -69,7 +72,7 @@ class Decisions:
 
     def keep(self, plan: ExecutionPlan) -> list[str]:
         """Keys of the steps that threads run, in the plan's order."""
-        dropped = {*self.pruned, *self.served, *self.blocked, *self.unreachable}
+        dropped = {*self.pruned, *self.served, *self.blocked, *self.unreachable, *self.done}
         return [key for key in plan.step_keys_to_execute if key not in dropped]
 
 
@@ -105,8 +108,9 @@ def decide(
     executable = plan.get_executable_step_deps()
     names = StepNames(context, planned)
     forced = names.forced(settings.force)
-    if forced:
-        forced -= _finished_before(context)
+    mutable = {key for key, found in planned.items() if is_mutable(found.step)}
+    done = _finished_before(context) if forced or mutable else set()
+    forced -= done
     overrides = names.overrides(routing.config.steps)
     to_run: list[str] = []
     pruned: dict[str, str] = {}
@@ -166,8 +170,9 @@ def decide(
         cached=frozenset(hits) - forced,
         served=frozenset(served),
         blocked=blocked,
-        unreachable=_unreachable(executable, blocked),
+        unreachable=unreachable(executable, blocked, hits),
         forced=frozenset(forced),
+        done=frozenset(done & mutable),
         expected_hits=frozenset(expected),
     )
 
@@ -210,15 +215,16 @@ def _known_to_instance(
     }
 
 
-def _unreachable(
-    executable: Mapping[str, set[str]], blocked: Collection[str]
+def unreachable(
+    executable: Mapping[str, set[str]], blocked: Collection[str], hits: Collection[str]
 ) -> dict[str, tuple[str, ...]]:
+    """The steps below blocked ones, and what each misses; a hit misses nothing."""
     lost: dict[str, tuple[str, ...]] = {}
     grew = bool(blocked)
     while grew:
         grew = False
         for key, deps in executable.items():
-            if key in lost or key in blocked:
+            if key in lost or key in blocked or key in hits:
                 continue
             if missing := tuple(sorted(dep for dep in deps if dep in blocked or dep in lost)):
                 lost[key] = missing

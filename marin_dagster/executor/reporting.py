@@ -1,6 +1,6 @@
 """What a run tells of the steps that no thread runs: served, pruned, blocked, or a dry run."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import dagster as dg
@@ -34,16 +34,17 @@ def report_dry_run(
 
 def summary(plan: ExecutionPlan, decisions: Decisions) -> str:
     """How many steps of the run are cached, pruned, blocked, and to run; others' steps run."""
-    stuck = {*decisions.blocked, *decisions.unreachable} - decisions.served
+    stuck = {*decisions.blocked, *decisions.unreachable} - decisions.checks
     counts = {
-        "in the cache": len(decisions.cached - stuck),
+        "in the cache": len(decisions.cached),
         "not needed": len(decisions.pruned),
+        "built before this worker": len(decisions.done),
         "blocked": len(stuck),
     }
     total = len(set(plan.step_keys_to_execute) - decisions.checks)
     counts["to run"] = total - sum(counts.values())
     told = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
-    return f"Steps: {total}, of which {told}."
+    return f"Steps: {total}" + (f", of which {told}." if told else ".")
 
 
 def report(
@@ -62,10 +63,18 @@ def report(
         elif step.key in decisions.blocked:
             ours = decisions.planned[step.key].step
             yield _blocked(context.for_step(step), ours, decisions.blocked[step.key])
-        elif step.key in decisions.unreachable:
+    report_unreachable(context, plan, decisions.unreachable)
+
+
+def report_unreachable(
+    context: PlanExecutionContext, plan: ExecutionPlan, lost: Mapping[str, tuple[str, ...]]
+) -> None:
+    """Log that steps miss others, as Dagster does of those below a failure."""
+    for step in plan.get_steps_to_execute_in_topo_order():
+        if step.key in lost:
             context.for_step(step).log.error(
-                f"Dependencies for step {step.key} cannot run: "
-                f"{', '.join(decisions.unreachable[step.key])}. Not executing."
+                f"Dependencies for step {step.key} cannot run: {', '.join(lost[step.key])}. "
+                "Not executing."
             )
 
 

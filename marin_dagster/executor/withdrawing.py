@@ -10,8 +10,7 @@ from marin_dagster._compat import (
     DagsterEvent,
     PlanExecutionContext,
 )
-
-_RECORDS_AT_ONCE = 500
+from marin_dagster.instance import asset_entries
 
 
 def withdraw_plans(context: PlanExecutionContext, assets: Mapping[dg.AssetKey, str]) -> None:
@@ -27,15 +26,11 @@ def withdraw_plans(context: PlanExecutionContext, assets: Mapping[dg.AssetKey, s
         assets: the step key of each asset.
     """
     instance, run_id = context.instance, context.run_id
-    keys = list(assets)
-    for start in range(0, len(keys), _RECORDS_AT_ONCE):
-        for record in instance.get_asset_records(keys[start : start + _RECORDS_AT_ONCE]):
-            entry = record.asset_entry
-            # Another run may have planned it since; that plan is not ours to take back.
-            if entry.last_run_id == run_id:
-                planned = DagsterEvent.build_asset_materialization_planned_event(
-                    context.job_name,
-                    assets[entry.asset_key],
-                    AssetMaterializationPlannedData(entry.asset_key),
-                )
-                instance.report_dagster_event(planned, run_id=RUNLESS_RUN_ID)
+    for key, step_key in assets.items():
+        # Just before, for another run may plan it; that plan is not ours to take back.
+        entry = asset_entries(instance, [key]).get(key)
+        if entry is not None and entry.last_run_id == run_id:
+            planned = DagsterEvent.build_asset_materialization_planned_event(
+                context.job_name, step_key, AssetMaterializationPlannedData(key)
+            )
+            instance.report_dagster_event(planned, run_id=RUNLESS_RUN_ID)

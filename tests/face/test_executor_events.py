@@ -1,6 +1,7 @@
 """What becomes of a step looks the same wherever it runs, and whichever executor runs it."""
 
 import getpass
+import re
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -45,8 +46,8 @@ def materialized(**told: Any) -> Story:
     ]
 
 
-FIRST = materialized(cache="built", reason="first build: no earlier output of fresh is known")
-AGAIN = materialized(cache="built", reason="XXX")
+FIRST = materialized(cache="built", reason="first build")
+AGAIN = materialized(cache="built", reason="its output was removed from the store")
 HIT = materialized(cache="hit", built_by=getpass.getuser())
 OBSERVED = [
     ("STEP_START", {}),
@@ -119,6 +120,9 @@ def run(way: str, instance: dg.DagsterInstance) -> Told:
             metadata = our_metadata(event)
             if "marin/runner" in metadata:
                 runners[event.step_key] = metadata["marin/runner"]
+            if "marin/reason" in metadata:
+                # What follows names the step, or a time.
+                metadata["marin/reason"] = re.split("[:;]", metadata["marin/reason"])[0]
             told = {key: metadata[key] for key in metadata.keys() - OF_THE_DAY - OF_THE_RUNNER}
             stories.setdefault(event.step_key, []).append((event.event_type_value, told))
     last_words = [log.user_message for log in instance.all_logs(run_id) if log.step_key == "below"]

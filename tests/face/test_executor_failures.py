@@ -187,3 +187,50 @@ def test_a_known_hit_that_vanishes_fails_the_step_that_reads_it(
     assert recorder.calls == []
     assert raw.output_path in run.error("end")
     assert status_of(end) is None
+
+
+def test_what_is_cached_below_a_failure_is_served_and_read(
+    recorder: Recorder, instance: dg.DagsterInstance
+) -> None:
+    bad = recorder.step("bad", fails=True)
+    found = recorder.step("found", bad)
+    with memory_instance() as elsewhere:
+        for path in (bad.output_path, found.output_path):
+            Path(path).mkdir(parents=True)
+            Path(path, ".executor_status").write_text("SUCCESS")
+        run_job(build_definitions([found]), elsewhere)
+    Path(bad.output_path, ".executor_status").unlink()
+    needs_bad, reads = recorder.step("needs_bad", bad), recorder.step("reads", found)
+
+    run = run_job(build_definitions([needs_bad, reads]), instance)
+
+    assert run.steps("STEP_FAILURE") == ["bad"]
+    assert recorder.calls == ["bad", "reads"] or recorder.calls == ["reads", "bad"]
+    assert sorted(run.materialized()) == ["found", "reads"]
+
+
+def test_what_is_cached_below_a_missing_input_is_served(
+    recorder: Recorder, instance: dg.DagsterInstance
+) -> None:
+    raw = recorder.step("raw", StepSpec("given"))
+    found = recorder.step("found", raw)
+    Path(found.output_path).mkdir(parents=True)
+    Path(found.output_path, ".executor_status").write_text("SUCCESS")
+
+    run = run_job(build_definitions([found, recorder.step("other", raw)]), instance)
+
+    assert run.steps("STEP_FAILURE") == ["raw"]
+    assert list(run.materialized()) == ["found"]
+
+
+def test_a_run_that_cannot_be_planned_marks_nothing_as_failed(
+    recorder: Recorder, instance: dg.DagsterInstance
+) -> None:
+    definitions = build_definitions([recorder.step("raw")])
+    run_job(definitions, instance)
+
+    run = run_job(definitions, instance, config={"force": ["rwa"]})
+
+    assert not run.success
+    (record,) = instance.get_asset_records([dg.AssetKey("raw")])
+    assert record.asset_entry.last_run_id != run.run_id
