@@ -3,13 +3,15 @@
 Markdown (``*.md``), pictures (``*.png``), tables (``*.csv``) and JSON (``*.json``), in this order
 and each kind by name: at most four files and 128 KiB of an output, a picture of at most 64 KiB, any
 other file of at most 32 KiB; of a table the first 20 rows and columns. Dagster keeps metadata in
-its event log, four copies of it on SQLite, so that larger ones would bloat it.
+its event log, four copies of it on SQLite, so that larger ones would bloat it. A link on disk that
+leads out of the output shows nothing.
 """
 
 import base64
 import csv
 import io
 import json
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -39,8 +41,9 @@ PREFIX = "marin/preview/"
 """What the metadata's keys begin with; the file's name follows."""
 
 _PNG = re.compile(rb"\x89PNG\r\n\x1a\n.{4}IHDR(.{4})(.{4})", re.DOTALL)
-_IMAGE = re.compile(r"!\[([^\]\n]*)\]\((?:<([^>\n]+)>|([^)\s]+))\)")
-"""An image in Markdown; its path in angle brackets, or bare."""
+_IMAGE = re.compile(r"!\[([^\[\]\n]*)\]\((?:<([^<>\n]+)>|([^()\s]+))\)")
+"""An image in Markdown; its path in angle brackets, or bare. No part holds what one begins with, so
+that none reads on where another image may begin: a search takes time linear in the text."""
 _INTEGER = re.compile(r"-?(0|[1-9]\d{0,14})")
 """Of at most 15 digits, which a browser's numbers hold; ``007`` is a name."""
 _NUMBER = re.compile(r"-?(0|[1-9]\d{0,14})(\.\d{1,15})?([eE][+-]?\d{1,2})?")
@@ -89,6 +92,7 @@ class _Reader:
         """The picture as a data URI; each use of it costs its bytes."""
         data = self.pictures.get(name)
         if data is None:
+            self.pictures[name] = b""  # what turns out to be none is read once, too
             data = self._read(name, MAX_PICTURE_BYTES)
             header = _PNG.match(data)
             if header is None:
@@ -97,8 +101,8 @@ class _Reader:
             if not 0 < width * height <= MAX_PIXELS:
                 raise ValueError("no picture for a page")
             self.pictures[name] = data
-        if len(data) > self.left:
-            raise ValueError("no room")
+        if not 0 < len(data) <= self.left:
+            raise ValueError("no picture, or no room")
         self.left -= len(data)
         return "data:image/png;base64," + base64.b64encode(data).decode()
 
@@ -115,10 +119,17 @@ class _Reader:
         # Nothing is read of what has no bytes: a pipe would never end.
         if not 0 < self.files[name] <= min(limit, self.left):
             raise ValueError("nothing to show, or too large")
+        if self.folder.is_local and not _is_inside(self.folder, name):
+            raise ValueError("a link to what is no part of the output")
         data = self.folder.read(name) or b""
         if len(data) > min(limit, self.left):
             raise ValueError("grown since it was listed")
         return data
+
+
+def _is_inside(folder: Folder, name: str) -> bool:
+    root = os.path.realpath(folder.path)
+    return os.path.realpath(folder.file(name)).startswith(os.path.join(root, ""))
 
 
 def _candidates(files: Mapping[str, int]) -> Iterator[tuple["_Maker", str]]:

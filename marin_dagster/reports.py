@@ -3,6 +3,7 @@
 import logging
 import math
 from collections.abc import Iterator, Mapping
+from itertools import islice
 from typing import Any
 
 import dagster as dg
@@ -17,6 +18,10 @@ from marin_dagster.steps.protocol import code_version, data_version
 
 CODE_VERSION_TAG = "dagster/code_version"
 OUTPUT_PATH = "marin/output_path"
+NUMBERS_LEFT_OUT = "marin/numbers_left_out"
+
+MAX_NUMBERS = 100
+"""Of a result: each is an entry of its own in every event that tells of the output."""
 
 
 def input_version_tag(key: dg.AssetKey) -> str:
@@ -39,10 +44,10 @@ def recorded_code_version(step: StepLike, drift: Drift | None) -> str | None:
 def output_metadata(
     folder: Folder, record: ArtifactRecord | None, facts: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Metadata of a materialization: the numbers that the function returned, the path, facts."""
+    """Metadata of a materialization: the first numbers that were returned, the path, facts."""
     return {
         # First, so that a number cannot hide one of our own facts.
-        **dict(_numbers(record.result if record else None)),
+        **_first_numbers(record.result if record else None),
         OUTPUT_PATH: dg.MetadataValue.path(folder.url),
         **facts,
     }
@@ -84,6 +89,14 @@ def _built_by(hit: Hit, record: ArtifactRecord | None) -> dict[str, Any]:
         changed = " with uncommitted changes" if provenance.dirty else ""
         metadata["marin/commit"] = provenance.base_commit + changed
     return metadata
+
+
+def _first_numbers(result: Mapping[str, Any] | None) -> dict[str, Any]:
+    numbers = dict(_numbers(result))
+    left_out = len(numbers) - MAX_NUMBERS
+    if left_out <= 0:
+        return numbers
+    return {**dict(islice(numbers.items(), MAX_NUMBERS)), NUMBERS_LEFT_OUT: left_out}
 
 
 def _numbers(result: Mapping[str, Any] | None, path: str = "") -> Iterator[tuple[str, Any]]:

@@ -1,7 +1,7 @@
 """``build_marin_schedule``: its ticks read the cache, and launch only what must run."""
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,13 +14,11 @@ from marin_dagster.errors import StepError, StoreError
 from marin_dagster.instance import unfinished_runs
 from marin_dagster.io_manager import cache_of
 from marin_dagster.steps import StepGraph
+from marin_dagster.steps.changes import ends, some
 from marin_dagster.steps.protocol import is_external
 from marin_dagster.translator import DagsterMarinTranslator
 
 DEFAULT_JOB_NAME = "materialize_steps"
-
-_NAMED_AT_MOST = 5
-"""How many steps a message names; a tick's reason is read in a small window."""
 
 
 def build_marin_schedule(
@@ -85,7 +83,7 @@ def build_marin_schedule(
         if not tick.starts:
             return dg.SkipReason("\n".join(tick.reasons) or _nothing_to_run(seen))
         to_run = [graph.steps[path].name_with_hash for path in tick.request]
-        context.log.info(f"{_count(to_run)} must run: {_some(to_run)}.")
+        context.log.info(f"{_count(to_run)} must run: {some(to_run)}.")
         for reason in tick.reasons:
             context.log.warning(reason)
         return dg.RunRequest(
@@ -136,20 +134,21 @@ def _decide(graph: StepGraph, seen: CachePlan, taken_on: Mapping[str, dg.Dagster
     names = {path: graph.steps[path].name_with_hash for path in graph.steps}
     reasons = []
     if stuck:
-        reasons.append(f"{_count(stuck)} cannot run: {_some(stuck.values(), ' ')}")
+        reasons.append(f"{_count(stuck)} cannot run: {some(stuck.values(), ' ')}")
     by_run: dict[str, list[str]] = defaultdict(list)
     for path, run in taken_on.items():
         by_run[f"Run {run.run_id} ({run.status.value})"].append(names[path])
-    for run_name, to_make in by_run.items():
-        reasons.append(f"{run_name} is to make {_some(to_make)}.")
+    if by_run:
+        to_make = (f"{run_name} is to make {some(steps)}" for run_name, steps in by_run.items())
+        reasons.append(f"{some(to_make, '; ')}.")
     if elsewhere:
-        builders = [f"{names[path]} by {owner}" for path, owner in elsewhere.items()]
-        reasons.append(f"Being built elsewhere: {_some(builders)}.")
+        builders = [f"{names[path]} by {ends(str(owner))}" for path, owner in elsewhere.items()]
+        reasons.append(f"Being built elsewhere: {some(builders)}.")
     if not starts:
         waiting |= able - elsewhere.keys()
     if waiting:
         below = [name for path, name in names.items() if path in waiting]
-        reasons.append(f"{_count(waiting)} below must wait: {_some(below)}.")
+        reasons.append(f"{_count(waiting)} below must wait: {some(below)}.")
     return _Tick(request, starts, reasons)
 
 
@@ -203,9 +202,3 @@ def _taken_on(
 
 def _count(steps: Collection[str]) -> str:
     return f"{len(steps)} step{'s' * (len(steps) != 1)}"
-
-
-def _some(names: Iterable[str], separator: str = ", ") -> str:
-    named = list(names)
-    more = f" and {len(named) - _NAMED_AT_MOST} more" * (len(named) > _NAMED_AT_MOST)
-    return separator.join(named[:_NAMED_AT_MOST]) + more

@@ -1,5 +1,6 @@
 """Whether what lies beside a finished output agrees with the step that declares it."""
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -13,6 +14,7 @@ from marin_dagster.errors import (
     StoreAwayError,
     StoreError,
 )
+from marin_dagster.steps.changes import at_most, changes, cut, ends, some
 from marin_dagster.steps.protocol import StepLike, artifact_version
 
 
@@ -65,15 +67,23 @@ def _differences(step: StepLike, record: ArtifactRecord) -> Iterator[str]:
     version = artifact_version(step)
     # Older forms leave fields out.
     if record.name and record.name != step.name:
-        yield f"{RECORD_FILE} is of the step {record.name!r}."
+        yield f"{RECORD_FILE} is of the step {cut(repr(record.name))}."
     if record.version and record.version != version:
-        yield f"{RECORD_FILE} is of the version {record.version!r}."
+        yield f"{RECORD_FILE} is of the version {cut(repr(record.version))}."
     if version is None and step.writes_record:
         return  # what it keeps there is its own business
     if version is None and record.config is not None:
         declared = as_recorded(step.hash_attrs)
         if record.config != declared:
-            yield f"{RECORD_FILE} has the attributes {record.config}, and the step has {declared}."
+            told = "; ".join(at_most(changes(record.config, declared)))
+            yield f"{RECORD_FILE} has other attributes than the step, recorded -> declared: {told}."
     deps = list(step.dep_names if version is None else step.hash_attrs.get("deps", ()))
     if record.name and sorted(record.deps) != sorted(deps):
-        yield f"{RECORD_FILE} has the dependencies {record.deps}, and the step has {deps}."
+        recorded, declared_deps = Counter(record.deps), Counter(deps)
+        more, fewer = _named(recorded - declared_deps), _named(declared_deps - recorded)
+        found = "; ".join([f"it has {more}"] * bool(more) + [f"it lacks {fewer}"] * bool(fewer))
+        yield f"{RECORD_FILE} has other dependencies than the step: {found}."
+
+
+def _named(deps: Counter[str]) -> str:
+    return some(repr(ends(dep)) for dep in sorted(deps.elements()))

@@ -18,7 +18,7 @@ from marin_dagster.cache.earlier import EarlierOutputs, Search
 from marin_dagster.cache.record import ArtifactRecord
 from marin_dagster.cache.status import STATUS_FILE, Status
 from marin_dagster.errors import RecordError, StoreError
-from marin_dagster.steps.changes import at_most, changes
+from marin_dagster.steps.changes import at_most, changes, cut, ends, some
 from marin_dagster.steps.fingerprint import describe_drift
 from marin_dagster.steps.protocol import StepLike, artifact_version, data_version, is_mutable
 
@@ -186,7 +186,7 @@ def _attributes(record: ArtifactRecord, step: StepLike) -> list[str]:
 def _recipe(record: ArtifactRecord, step: StepLike, version: str) -> list[str]:
     lines = []
     if record.version != version:
-        lines.append(f"version {record.version or 'none'} -> {version}")
+        lines.append(f"version {cut(record.version or 'none')} -> {version}")
     current = str(step.hash_attrs["fingerprint"])
     if record.fingerprint != current:
         fields = describe_drift(record.fingerprint_payload, step.fingerprint_payload).splitlines()
@@ -198,14 +198,15 @@ def _upstream(record: ArtifactRecord, step: StepLike) -> list[str]:
     before, now = _by_name(record.deps), _by_name(_identities(record, step))
     lines = []
     for name in sorted(before.keys() | now.keys()):
-        gone = sorted(before.get(name, set()) - now.get(name, set()))
-        new = sorted(now.get(name, set()) - before.get(name, set()))
+        gone = [cut(of) for of in sorted(before.get(name, set()) - now.get(name, set()))]
+        new = [cut(of) for of in sorted(now.get(name, set()) - before.get(name, set()))]
+        at = f"upstream {ends(name)}"
         if gone and new:
-            lines.append(f"upstream {name} changed: {', '.join(gone)} -> {', '.join(new)}")
+            lines.append(f"{at} changed: {some(gone)} -> {some(new)}")
         elif new:
-            lines.append(f"upstream {name} added: {', '.join(new)}")
+            lines.append(f"{at} added: {some(new)}")
         elif gone:
-            lines.append(f"upstream {name} removed: {', '.join(gone)}")
+            lines.append(f"{at} removed: {some(gone)}")
     return at_most(lines)
 
 

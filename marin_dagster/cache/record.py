@@ -76,6 +76,9 @@ class ArtifactRecord(BaseModel):
             ) from error
 
 
+_MOST_OF_FAULT = 500
+"""Characters of what is wrong with a record."""
+
 _IDENTITY_FIELDS = ("name", "fingerprint", "result_type", "result")
 
 
@@ -122,10 +125,12 @@ def step_record(step: StepLike, result: Any) -> ArtifactRecord:
     )
 
 
-def as_recorded(attrs: Mapping[str, Any]) -> dict[str, Any] | None:
+def as_recorded(attrs: Mapping[str, Any]) -> dict[str, Any]:
     """A step's attributes as they come back from its record, where NaN and infinity are null."""
-    written = ArtifactRecord(config=_as_json(attrs)).model_dump_json()
-    return ArtifactRecord.model_validate_json(written).config
+    config: dict[str, Any] = json.loads(
+        ArtifactRecord(config=_as_json(attrs)).model_dump_json(include={"config"})
+    )["config"]
+    return config
 
 
 def _as_json(attrs: Mapping[str, Any]) -> dict[str, Any]:
@@ -230,8 +235,11 @@ def _parse_info(info: dict[str, Any], folder: Folder) -> ArtifactRecord | None:
 
 
 def _unreadable(folder: Folder, name: str, error: Exception) -> RecordError:
+    # Pydantic tells of each field that is wrong; the first ones do.
+    fault = str(error)
+    fault = fault if len(fault) <= _MOST_OF_FAULT else fault[:_MOST_OF_FAULT] + "…"
     return RecordError(
-        f"the record {join(folder.url, name)} cannot be read: {error}. Restore it, or delete the "
+        f"the record {join(folder.url, name)} cannot be read: {fault}. Restore it, or delete the "
         f"output's .executor_status and run the step again."
     )
 

@@ -72,6 +72,19 @@ def test_of_many_differences_the_rest_is_counted() -> None:
     assert lines[-1] == "and 10 more"
 
 
+def test_names_of_fields_are_cut_in_the_middle() -> None:
+    old: Any = 1
+    new: Any = 2
+    for _ in range(20):
+        old, new = {"k" * 1_000: [old]}, {"k" * 1_000: [new]}
+
+    (line,) = difference({"model": old}, {"model": new})
+
+    assert line.startswith("attribute model.kkk")
+    assert line.endswith("kkk[0]: 1 -> 2")
+    assert len(line) < 200
+
+
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=80),
     lambda inner: st.lists(inner, max_size=5) | st.dictionaries(st.text(), inner, max_size=5),
@@ -110,6 +123,27 @@ def test_upstream_steps_that_changed_came_and_went_are_named() -> None:
         f"upstream odd added: {odd.hash_id}",
         f"upstream raw changed: {raw.hash_id} -> {other.hash_id}",
     ]
+
+
+def test_of_many_upstream_steps_of_one_name_a_few_are_named() -> None:
+    old = [make("shard", hash_attrs={"n": n}) for n in range(30)]
+    new = [make("shard", hash_attrs={"n": n}) for n in range(100, 140)]
+
+    (line,) = compare(step_record(make("step", *old), None), make("step", *new))
+
+    before, after = (sorted(step.hash_id for step in steps)[:5] for steps in (old, new))
+    assert line == (
+        f"upstream shard changed: {', '.join(before)} and 25 more -> {', '.join(after)} and 35 more"
+    )
+
+
+def test_dependencies_of_a_record_are_cut() -> None:
+    record = ArtifactRecord(name="step", config={}, deps=["n" * 10_000 + "_" + "v" * 10_000])
+
+    (line,) = compare(record, make("step"))
+
+    assert line.startswith("upstream nnn")
+    assert len(line) < 250
 
 
 def test_records_from_before_there_were_identities_name_paths() -> None:

@@ -67,9 +67,9 @@ def test_a_record_that_cannot_be_read(content: str) -> None:
     [
         ({"name": "other"}, "is of the step 'other'"),
         ({"version": "2026.01.01"}, "is of the version '2026.01.01'"),
-        ({"config": {"size": 2}}, "has the attributes {'size': 2}, and the step has {'size': 1}"),
-        ({"deps": []}, "has the dependencies [], and the step has ['raw_"),
-        ({"deps": ["raw_00000000"]}, "has the dependencies ['raw_00000000']"),
+        ({"config": {"size": 2}}, "than the step, recorded -> declared: size: 2 -> 1."),
+        ({"deps": []}, "has other dependencies than the step: it lacks 'raw_"),
+        ({"deps": ["raw_00000000"]}, "it has 'raw_00000000'; it lacks 'raw_"),
     ],
 )
 def test_a_record_of_something_else(fields: dict[str, Any], fault: str) -> None:
@@ -77,6 +77,38 @@ def test_a_record_of_something_else(fields: dict[str, Any], fault: str) -> None:
     changed(step, **fields)
     assert fault in faults(step)
     assert len(check_integrity(step).faults) == 1
+
+
+def test_of_much_that_differs_a_few_are_named() -> None:
+    raw = [build(make("raw", hash_attrs={"n": n})) for n in range(10)]
+    step = build(make("clean", *raw, hash_attrs={"text": "x" * 10_000, "size": 1}))
+    others = [f"{n:04}" + "d" * 10_000 for n in range(300)]
+    attributes = {f"{n:04}" + "k" * 10_000: "v" * 10_000 for n in range(300)}
+    changed(step, config={"text": "x" * 10_000} | attributes, deps=[*step.dep_names[1:], *others])
+
+    text = faults(step)
+
+    assert step.dep_names[0] in text
+    assert step.dep_names[1] not in text
+    assert "and 295 more" in text  # of the dependencies
+    assert "and 281 more" in text  # of the attributes
+    assert len(text) < 10_000
+
+
+def test_of_a_record_full_of_faults_the_first_are_told() -> None:
+    step = build(make("raw"))
+    changed(step, deps=list(range(1_000)))
+
+    assert "1000 validation errors" in faults(step)
+    assert "Restore it" in faults(step)
+    assert len(faults(step)) < 1_000 + len(step.output_path)
+
+
+def test_a_name_of_any_length_is_cut() -> None:
+    step = build(make("raw"))
+    changed(step, name="n" * 10_000, version="v" * 10_000)
+
+    assert len(faults(step)) < 300
 
 
 def test_a_moved_store_still_agrees(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

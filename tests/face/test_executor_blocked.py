@@ -4,7 +4,7 @@ from pathlib import Path
 
 import dagster as dg
 
-from marin_dagster import build_definitions
+from marin_dagster import StepSpec, build_definitions
 from support import Recorder, run_job, status_of
 
 
@@ -39,6 +39,21 @@ def test_every_missing_dependency_is_named_and_no_other(
     assert one.output_path in run.error("end")
     assert two.output_path in run.error("end")
     assert here.output_path not in run.error("end")
+
+
+def test_of_many_missing_dependencies_the_rest_is_counted(
+    recorder: Recorder, instance: dg.DagsterInstance
+) -> None:
+    external = [StepSpec(f"external-{number:02}") for number in range(30)]
+    left_out = [recorder.step(f"left-out-{number:02}") for number in range(30)]
+    end = recorder.step("end", *external, *left_out)
+
+    message = run_job(build_definitions([end]), instance, select=["end"]).error("end")
+
+    assert f"'left-out-04' ({left_out[4].output_path}) and 25 more, which" in message
+    assert f"'external-04' ({external[4].output_path}) and 25 more, which" in message
+    assert "left-out-05" not in message
+    assert "external-05" not in message
 
 
 def test_independent_steps_run_and_dependents_of_the_blocked_ones_do_not(

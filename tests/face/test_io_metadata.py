@@ -119,6 +119,24 @@ def test_each_number_of_the_result_is_metadata_under_its_own_name(
     assert isinstance(metadata["steps"], int)
 
 
+def test_of_many_numbers_the_first_hundred_are_metadata_and_the_rest_is_counted(
+    instance: dg.DagsterInstance,
+) -> None:
+    result = {"z": 1, "layers": {str(n): n for n in range(98)}, "a": {"b": 2}}
+
+    def numbers(name: str, **more: int) -> dict[str, Any]:
+        metadata = _metadata(StepSpec(name, fn=lambda output_path: result | more), instance)
+        return {
+            key: value
+            for key, value in metadata.items()
+            if not key.startswith("marin/") or key == "marin/numbers_left_out"
+        }
+
+    layers = {f"layers.{n}": n for n in range(98)}
+    assert numbers("fits") == {"z": 1, **layers, "a.b": 2}
+    assert numbers("over", b=3, c=4) == {"z": 1, **layers, "a.b": 2, "marin/numbers_left_out": 2}
+
+
 def test_numbers_survive_the_event_log_and_can_be_plotted(instance: dg.DagsterInstance) -> None:
     step = StepSpec("train", fn=lambda output_path: {"loss": 0.25, "large": 2**80})
     _metadata(step, instance)

@@ -3,6 +3,7 @@
 import base64
 import json
 import os
+import re
 import struct
 import zlib
 from collections.abc import Callable, Mapping
@@ -22,6 +23,7 @@ from marin_dagster import (
 from marin_dagster.cache import Folder
 from marin_dagster.errors import StoreAwayError
 from marin_dagster.previews import (
+    _IMAGE,
     MAX_BYTES,
     MAX_CELL,
     MAX_FILES,
@@ -217,6 +219,46 @@ def test_a_report_that_repeats_a_picture_stays_within_the_room(
     assert list(found) == ["a.md"]
 
 
+def test_what_only_looks_like_the_beginning_of_pictures_is_left_as_it_is(
+    instance: dg.DagsterInstance,
+) -> None:
+    image = "\n![a](a.png)"
+    room = MAX_TEXT_BYTES - len(image)
+    begun = {f"{n}.md": (part * room)[:room] for n, part in enumerate(["![", "![](<", "![](a"])}
+
+    found = shown({"a.png": png()} | {name: text + image for name, text in begun.items()}, instance)
+
+    for name, text in begun.items():
+        assert found[name].value.startswith(f"{text}\n![a](data:image/png;base64,"), name
+
+
+def test_no_part_of_a_picture_reads_on_where_the_next_may_begin() -> None:
+    alternative, bracketed, bare = re.findall(r"\[\^[^+*]*\][+*]", _IMAGE.pattern)
+
+    # A text that begins one everywhere takes each character once, not once for each beginning.
+    for part, begins in ((alternative, "["), (bracketed, "<"), (bare, "(")):
+        taken = re.match(part, "a" + begins + "a")
+        assert taken
+        assert taken[0] == "a", part
+
+
+def test_a_file_that_is_no_picture_is_read_once(
+    instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    read = Folder.read
+
+    def noted(self: Folder, name: str) -> bytes | None:
+        asked.append(name)
+        return read(self, name)
+
+    monkeypatch.setattr(Folder, "read", noted)
+    text = "![a](a.png) " * 10
+
+    assert shown({"a.md": text, "a.png": b"no picture"}, instance)["a.md"].value == text
+    assert asked.count("a.png") == 1
+
+
 @pytest.mark.parametrize(
     ("name", "content"),
     [
@@ -273,6 +315,37 @@ def test_what_is_no_plain_file_is_left_alone(instance: dg.DagsterInstance) -> No
         Path(output_path, "good.json").write_text("[1]")
 
     assert list(previews(build, instance)) == ["good.json"]
+
+
+def test_links_show_only_what_lies_in_the_output(
+    instance: dg.DagsterInstance, tmp_path: Path
+) -> None:
+    for name in ("p.md", "p.png"):
+        tmp_path.joinpath(name).write_bytes(png() if name == "p.png" else b"private")
+
+    def build(output_path: str) -> None:
+        folder = Path(output_path)
+        (folder / "deep").mkdir()
+        (folder / "deep" / "report.md").write_text("![p](out.png)")
+        (folder / "in.md").symlink_to("deep/report.md")
+        (folder / "out.md").symlink_to(tmp_path / "p.md")
+        (folder / "out.png").symlink_to(tmp_path / "p.png")
+        # What lies beside it has a name that begins with the output's.
+        beside = folder.with_name(folder.name + "-private")
+        beside.mkdir()
+        (beside / "p.md").write_text("private")
+        (folder / "up.md").symlink_to(f"../{beside.name}/p.md")
+
+    assert previews(build, instance) == {"in.md": dg.MetadataValue.md("![p](out.png)")}
+
+
+def test_an_output_behind_a_link_is_shown(instance: dg.DagsterInstance, tmp_path: Path) -> None:
+    def build(output_path: str) -> None:
+        Path(output_path, "a.md").write_text("# Title")
+        Path(output_path).rename(tmp_path / "moved")
+        Path(output_path).symlink_to(tmp_path / "moved")
+
+    assert previews(build, instance) == {"a.md": dg.MetadataValue.md("# Title")}
 
 
 @pytest.mark.parametrize(

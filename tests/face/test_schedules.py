@@ -210,6 +210,20 @@ def test_missing_external_data_is_named_and_the_tick_skipped(
     assert requested(evaluate(definitions, instance)) == ["clean", "end"]
 
 
+def test_of_many_that_cannot_run_a_few_are_named(
+    recorder: Recorder, instance: dg.DagsterInstance
+) -> None:
+    raw = [StepSpec(f"raw/{number:02}") for number in range(30)]
+    definitions = scheduled(*(recorder.step(f"clean-{number}", *raw) for number in range(8)))
+
+    reason = skipped(evaluate(definitions, instance))
+
+    assert reason.startswith("8 steps cannot run: step clean-0_")
+    assert f"'raw/04' ({raw[4].output_path}) and 25 more, which has no successful output" in reason
+    assert reason.endswith("and 3 more")
+    assert reason.count("'raw/") == 5 * 5
+
+
 def test_what_does_not_need_the_missing_data_runs_and_the_log_names_the_rest(
     recorder: Recorder, instance: dg.DagsterInstance, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -311,6 +325,20 @@ def test_what_an_unfinished_run_is_to_make_is_left_to_it(
     assert f"Run {run.run_id} (NOT_STARTED) is to make raw_" in reason
     instance.report_run_canceled(run)
     assert requested(evaluate(definitions, instance)) == ["raw", "end"]
+
+
+def test_of_many_unfinished_runs_a_few_are_named(
+    recorder: Recorder, instance: dg.DagsterInstance
+) -> None:
+    steps = [recorder.step(f"step-{number}") for number in range(7)]
+    definitions = scheduled(*steps)
+    for step in steps:
+        queue(definitions, instance, [step.name])
+
+    reason = skipped(evaluate(definitions, instance))
+
+    assert reason.count("(NOT_STARTED) is to make step-") == 5
+    assert reason.endswith(" and 2 more.")
 
 
 def test_beside_an_unfinished_run_only_what_does_not_wait_for_it_is_requested(
