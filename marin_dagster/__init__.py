@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from marin_dagster.cache_sensor import build_marin_cache_sensor
     from marin_dagster.checks import build_marin_checks
     from marin_dagster.definitions import build_definitions
-    from marin_dagster.errors import MarinDagsterError, MarinDagsterWarning
+    from marin_dagster.errors import MarinDagsterError, MarinDagsterWarning, StepsFailedError
     from marin_dagster.executor import build_marin_executor, marin_executor
     from marin_dagster.io_manager import MarinIOManager, StepOutput
     from marin_dagster.lazy import OUT, Artifact, ArtifactStep, StepContext, apply, lower
@@ -52,6 +52,7 @@ _HOMES = {
     "StepOutput": "io_manager",
     "StepRunner": "step_runner",
     "StepSpec": "steps",
+    "StepsFailedError": "errors",
     "VersionCodex": "steps.versions",
     "apply": "lazy",
     "build_context": "steps.versions",
@@ -87,6 +88,7 @@ __all__ = [
     "StepOutput",
     "StepRunner",
     "StepSpec",
+    "StepsFailedError",
     "VersionCodex",
     "apply",
     "build_context",

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
+from typing import Any
 
 import dagster as dg
 
@@ -18,10 +19,12 @@ from marin_dagster.cache import CacheState, LookUp
 from marin_dagster.instance import last_materialization, last_version
 from marin_dagster.reports import (
     CODE_VERSION_TAG,
+    FINISHED_AT,
     OUTPUT_PATH,
     last_output_path,
     recorded_code_version,
     recorded_version,
+    sendable,
 )
 from marin_dagster.steps import StepLike
 from marin_dagster.steps.protocol import is_external, is_mutable
@@ -119,8 +122,9 @@ def compare(
 
     A finished output is known when the instance recorded its version last, unless it was gone or
     being built in between and nothing was recorded since: then it was built again. A ``dev``
-    version, whose builds all have one address, is known when this very build was told, or when a
-    run of the instance recorded one after it was finished.
+    version, whose builds all have one address, is known by the time at which it was finished:
+    a run records the one that the store gives for what it has built, and a report of the sensor has
+    it in its version. Both are the store's, so that no clock is compared with another.
 
     Args:
         watched: the step.
@@ -138,7 +142,8 @@ def compare(
         rebuilt = recorded is not None and before is not None and before.endswith(record)
         return _finished(watched, look, built_at, entry, rebuilt)
     if look.state is CacheState.RUNNING:
-        return _told_once(watched, Kind.RUNNING, f"{_digest(look.owner or '')}{record}", before)
+        owner = _digest(sendable(look.owner or ""))
+        return _told_once(watched, Kind.RUNNING, f"{owner}{record}", before)
     if last_output_path(entry) != watched.step.output_path:
         # What the instance knows lies elsewhere: another version, whose folder is its own.
         return News(watched, None, None)
@@ -165,12 +170,11 @@ def _finished(
         if built_at is None:
             # A store without times cannot tell one build from the next.
             return News(watched, None, None)
-        version = f"{version}-{round(built_at.timestamp() * 1000):x}"
-        latest = entry.last_materialization if entry else None
-        known = latest is not None and (
-            last_version(entry) == version
-            # An event without a run is somebody's report, and may be one of an earlier build.
-            or (latest.run_id != "" and latest.timestamp >= built_at.timestamp())
+        version = f"{version}-{_milliseconds(built_at.timestamp()):x}"
+        latest = last_materialization(entry)
+        own = latest.metadata.get(FINISHED_AT) if latest else None
+        known = last_version(entry) == version or (
+            own is not None and _milliseconds(own.value) == _milliseconds(built_at.timestamp())
         )
     elif is_external(step):
         recorded = last_materialization(entry)
@@ -180,6 +184,10 @@ def _finished(
             # says so: that it was seen now changes nothing for them.
             version = last_version(entry) or ASSUMED_VERSION
     return News(watched, None if known and not rebuilt else Kind.HIT, None, version, code)
+
+
+def _milliseconds(moment: Any) -> int:
+    return round(float(moment) * 1000)
 
 
 def _digest(text: str) -> str:

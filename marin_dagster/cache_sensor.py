@@ -29,6 +29,7 @@ from marin_dagster.reports import (
     output_metadata,
     record_of,
     recorded_version,
+    sendable,
 )
 from marin_dagster.steps import StepGraph, StepLike
 from marin_dagster.steps.protocol import is_external, is_mutable
@@ -71,6 +72,9 @@ def build_marin_cache_sensor(
     - an output that someone else is building as an observation, once for each owner;
     - an output that the instance knows and that is gone, or failed when it was built again, as an
       observation, once. (Dagster asks materializations alone whether an asset is stale.)
+
+    A ``dev`` version is reported once for each build that no run of this instance has recorded;
+    builds are told apart by the time at which their status was written, by the store's clock.
 
     What a run in progress has planned is left to that run. Steps that the store refuses to tell of
     stay as they were, and the tick's log names them.
@@ -309,8 +313,9 @@ def _observation(news: News, look: LookUp) -> dg.AssetObservation:
     }
     match news.kind:
         case Kind.RUNNING:
-            metadata["marin/owner"] = look.owner or "unknown"
-            said = f"is being built elsewhere, by {look.owner}."
+            owner = sendable(look.owner or "unknown")
+            metadata["marin/owner"] = owner
+            said = f"is being built elsewhere, by {owner}."
         case Kind.FAILED:
             said = "is not finished any more: it was begun again, and that attempt failed."
         case _:

@@ -24,7 +24,8 @@ from marin_dagster.cache import (
 from marin_dagster.control import StepControl, step_control
 from marin_dagster.errors import OutputNotReadyError, StepError
 from marin_dagster.previews import previews_of
-from marin_dagster.reports import hit_facts, output_metadata, record_of
+from marin_dagster.reports import finished_at, hit_facts, output_metadata, record_of
+from marin_dagster.steps import is_mutable
 
 _DEFAULT_TIMING = LeaseTiming()
 
@@ -114,6 +115,9 @@ class MarinIOManager(dg.ConfigurableIOManager):
                 f"marin_dagster steps, not {type(obj).__name__} values. Give the asset another "
                 "io_manager_key."
             )
+        if is_mutable(obj.step):
+            # By this the cache sensor knows the build again.
+            metadata |= finished_at(obj.folder)
         if (files := _files(context, obj.folder)) is not None:
             metadata |= {"marin/files": len(files), "marin/bytes": sum(files.values())}
             if self.previews:

@@ -11,6 +11,7 @@ import dagster as dg
 from marin_dagster._compat import AssetEntry
 from marin_dagster.cache import ArtifactRecord, Drift, Folder, Hit
 from marin_dagster.cache.record import RECORD_FILE
+from marin_dagster.cache.status import STATUS_FILE
 from marin_dagster.errors import RecordError
 from marin_dagster.instance import last_materialization
 from marin_dagster.steps import StepLike
@@ -18,6 +19,8 @@ from marin_dagster.steps.protocol import code_version, data_version
 
 CODE_VERSION_TAG = "dagster/code_version"
 OUTPUT_PATH = "marin/output_path"
+FINISHED_AT = "marin/finished_at"
+"""When a ``dev`` version was finished, by the store's clock: nothing else tells builds apart."""
 NUMBERS_LEFT_OUT = "marin/numbers_left_out"
 
 MAX_NUMBERS = 100
@@ -31,26 +34,45 @@ def input_version_tag(key: dg.AssetKey) -> str:
 
 def recorded_version(step: StepLike, drift: Drift | None) -> str:
     """The data version of the output that lies there, whichever recipe built it."""
-    return drift.recorded if drift else data_version(step)
+    return sendable(drift.recorded) if drift else data_version(step)
 
 
 def recorded_code_version(step: StepLike, drift: Drift | None) -> str | None:
     """The code version of the recipe that built it; None for what is built every time."""
     if drift is None:
         return code_version(step)
-    return code_version(step, drift.recorded) or drift.recorded
+    recorded = sendable(drift.recorded)
+    return code_version(step, recorded) or recorded
 
 
 def output_metadata(
     folder: Folder, record: ArtifactRecord | None, facts: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Metadata of a materialization: the first numbers that were returned, the path, facts."""
-    return {
+    metadata = {
         # First, so that a number cannot hide one of our own facts.
         **_first_numbers(record.result if record else None),
         OUTPUT_PATH: dg.MetadataValue.path(folder.url),
         **facts,
     }
+    return {
+        sendable(name): sendable(value) if isinstance(value, str) else value
+        for name, value in metadata.items()
+    }
+
+
+def finished_at(folder: Folder) -> dict[str, Any]:
+    """When the output of a ``dev`` version was finished; nothing on a store without times."""
+    moment = folder.modified(STATUS_FILE)
+    return {} if moment is None else {FINISHED_AT: dg.MetadataValue.timestamp(moment)}
+
+
+def sendable(text: str) -> str:
+    """Text that a record or a lock of somebody else's holds, as the webserver can send it.
+
+    JSON can hold halves of surrogate pairs, and UTF-8 cannot: each becomes a ``?``.
+    """
+    return text.encode("utf-8", "replace").decode()
 
 
 def hit_facts(hit: Hit, record: ArtifactRecord | None) -> dict[str, Any]:

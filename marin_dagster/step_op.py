@@ -19,6 +19,7 @@ from marin_dagster.reports import (
     input_version_tag,
     recorded_code_version,
     recorded_version,
+    sendable,
 )
 from marin_dagster.runners import (
     INLINE,
@@ -120,9 +121,9 @@ class StepOp:
         version = data_version(self.step)
         if isinstance(value, Hit) and value.drift is not None:
             # What is there was built by another recipe, and Dagster is to show it as out of date.
-            version = value.drift.recorded
+            version = recorded_version(self.step, value.drift)
             tags[CODE_VERSION_TAG] = recorded_code_version(self.step, value.drift) or version
-            metadata = {"marin/drift": value.drift.message}
+            metadata = {"marin/drift": sendable(value.drift.message)}
         elif is_mutable(self.step) and isinstance(value, Attempt):
             version = f"{version}-{value.id}"
         with disable_dagster_warnings():  # tags of an output are in beta

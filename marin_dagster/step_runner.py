@@ -35,6 +35,8 @@ from marin_dagster.steps import StepGraph, StepLike
 from marin_dagster.steps.protocol import adopted_source, is_external
 
 _JOB = "step_runner"
+# Dagster's console tells of every event at DEBUG, some fifty lines for each step.
+_LOGGERS = {"console": {"config": {"log_level": "INFO"}}}
 _opening = threading.Lock()
 
 
@@ -131,13 +133,14 @@ class StepRunner:
             errors += _external_faults(graph, retry_failed=force_run_failed)
         failures: dict[str, list[BaseException]] = {}
         executor = runner_executor(limit, self._runners(), frozenset(graph.terminals), failures)
-        config = {"dry_run": dry_run, "retry_failed": force_run_failed}
+        execution = {"dry_run": dry_run, "retry_failed": force_run_failed}
+        config = {"execution": {"config": execution}, "loggers": _LOGGERS}
         definitions = build_definitions(
             list(graph.steps.values()), executor=executor, job_name=_JOB
         )
         if any(not is_external(step) for step in graph.steps.values()):
             with self._recording() as instance:
-                errors += _run(definitions, instance, {"execution": {"config": config}}, failures)
+                errors += _run(definitions, instance, config, failures)
         if errors:
             raise StepsFailedError(f"{len(errors)} step(s) failed", errors)
         return StepResults(graph)

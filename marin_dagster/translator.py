@@ -126,19 +126,19 @@ def _written(step: StepLike) -> tuple[Callable[..., Any] | None, str | None]:
     Of a callable object that is its ``__call__``, or else its class, that says something.
     """
     function: Any = step_function(step)
-    while function is not None and not inspect.isroutine(function):
+    while function is not None:
         if isinstance(function, functools.partial):
             function = function.func
         elif is_remote(function):
             function = function.fn
         elif hasattr(function, "__wrapped__"):
             function = function.__wrapped__
+        elif inspect.isroutine(function):
+            return function, _clean(function.__doc__)
         else:
             call = type(function).__call__
             return call, _clean(call.__doc__ or type(function).__doc__)
-    return inspect.unwrap(function) if function else None, _clean(
-        getattr(function, "__doc__", None)
-    )
+    return None, None
 
 
 def _clean(doc: str | None) -> str | None:

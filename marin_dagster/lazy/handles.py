@@ -276,6 +276,8 @@ def _with_keywords(fn: Any) -> Callable[[Any], Any]:
     def run(config: dict[str, Any]) -> Any:
         return fn(**config)
 
+    # Not functools.wraps: the attributes of a callable object are not those of a function.
+    run.__wrapped__ = fn  # type: ignore[attr-defined]
     return run
 
 

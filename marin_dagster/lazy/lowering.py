@@ -104,6 +104,11 @@ class _Build:
     fingerprint: str
     payload: str
 
+    @property
+    def __wrapped__(self) -> Callable[[Any], Any] | None:
+        """What the handle's author wrote, for those who show it; adopted data has no author."""
+        return None if self.handle.adopt_source is not None else self.handle.run
+
     def __call__(self, output_path: str) -> None:
         handle = self.handle
         if handle.override_path is not None:
@@ -135,13 +140,18 @@ class _Build:
             raise ResultError(f"{where}: its function is async or a generator, so it never ran.")
         if result is not None and not hasattr(result, "result_payload"):
             raise ResultError(
-                f"{where}: its function returned {result!r:.80}. Return None, or a "
-                f"{result_type_name(wanted)}."
+                f"{where}: its function returned {result!r:.80}. Return None, or an "
+                f"instance of {wanted.__qualname__}."
             )
         if isinstance(result, type) or (result is not None and not isinstance(result, wanted)):
+            returned = (
+                f"the class {result.__qualname__} itself"
+                if isinstance(result, type)
+                else f"a {type(result).__qualname__}"
+            )
             raise ResultError(
-                f"{where}: its function returned a {type(result).__qualname__}, and it is to be "
-                f"loaded as {result_type_name(wanted)}."
+                f"{where}: its function returned {returned}. Return None, or an instance of "
+                f"{wanted.__qualname__}, as which it is to be loaded."
             )
 
     def _require_data(self, source: str) -> None:

@@ -8,7 +8,17 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from marin_dagster import ResourceConfig, StepSpec, build_marin_assets, remote
+from marin_dagster import (
+    OUT,
+    Artifact,
+    ArtifactStep,
+    DagsterMarinTranslator,
+    ResourceConfig,
+    StepSpec,
+    apply,
+    build_marin_assets,
+    remote,
+)
 
 
 def tokenize(output_path: str, *, size: int = 1) -> None:
@@ -69,6 +79,10 @@ def _spec(function: Callable[[str], Any]) -> dg.AssetSpec:
     return spec
 
 
+def _spec_of(handle: ArtifactStep[Any]) -> dg.AssetSpec:
+    return DagsterMarinTranslator().get_asset_spec(handle.lower())
+
+
 def _reference(spec: dg.AssetSpec) -> dg.LocalFileCodeReference:
     (reference,) = spec.metadata["dagster/code_references"].code_references
     assert isinstance(reference, dg.LocalFileCodeReference)
@@ -121,3 +135,32 @@ def test_a_docstring_of_several_lines_loses_its_indentation() -> None:
         """
 
     assert _spec(build).description == "First line.\n\nSecond paragraph."
+
+
+@pytest.mark.parametrize("form", WRITTEN_AS)
+def test_a_lazy_artifact_shows_the_function_that_it_applies(form: str) -> None:
+    handle = apply("tokens", WRITTEN_AS[form], version="2026.07.01", output_path=OUT)
+
+    spec = _spec_of(handle)
+
+    assert spec.description == "Tokenizes the corpus."
+    written = {"bound method": Pipeline.tokenize, "callable object": Tokenizer.__call__}
+    reference = _reference(spec)
+    assert reference.file_path == __file__
+    assert reference.line_number == inspect.getsourcelines(written.get(form, tokenize))[1]
+
+
+def test_an_artifact_step_shows_what_it_runs_and_adopted_data_shows_nothing() -> None:
+    def build(config: Any) -> None:
+        """Builds from a configuration."""
+
+    version = "2026.07.01"
+    handle = ArtifactStep(
+        "tokens", version, artifact_type=Artifact, run=build, build_config=lambda context: {}
+    )
+    adopted = ArtifactStep.adopt("old", version, "somewhere")
+
+    assert _spec_of(handle).description == "Builds from a configuration."
+    assert _reference(_spec_of(handle)).label == "build"
+    assert _spec_of(adopted).description is None
+    assert "dagster/code_references" not in _spec_of(adopted).metadata

@@ -172,12 +172,45 @@ def test_a_changed_code_version_fires_for_the_step_and_everything_below_it(
     assert ticks.tick() == []
 
 
+@pytest.mark.parametrize(
+    ("condition", "when_changed"),
+    [
+        (EAGER, []),
+        (dg.AutomationCondition.on_missing(), []),
+        (EAGER | dg.AutomationCondition.code_version_changed(), ["end", "raw"]),
+    ],
+)
+def test_what_was_never_built_is_fired_by_a_changed_recipe_alone(
+    recorder: Recorder,
+    instance: dg.DagsterInstance,
+    condition: dg.AutomationCondition,
+    when_changed: list[str],
+) -> None:
+    def graph(size: int, *added: str) -> dg.Definitions:
+        raw = recorder.step("raw", hash_attrs={"size": size})
+        steps = [recorder.step(name, raw) for name in ("end", *added)]
+        return build_definitions(steps, translator=Conditions(condition))
+
+    ticks = Ticks(instance, graph(1))
+    assert ticks.tick() == []
+    ticks.definitions = graph(2)
+    assert ticks.tick() == when_changed
+    assert run_job(ticks.definitions, instance).success
+    ticks.tick()
+
+    ticks.definitions = graph(2, "added")
+    assert [ticks.tick(), ticks.tick()] == [[], []]
+
+
 def test_on_cron_fires_once_for_each_tick_and_what_is_cached_is_served(
     recorder: Recorder, instance: dg.DagsterInstance
 ) -> None:
     end = recorder.step("end", recorder.step("raw"))
     on_cron = Conditions(dg.AutomationCondition.on_cron(SIX))
     definitions = build_definitions([end], translator=on_cron)
+    never_built = Ticks(instance, definitions)
+    tomorrow = datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=1)
+    assert never_built.tick(tomorrow) == ["end", "raw"]
     assert run_job(definitions, instance).success
     five = (datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=2)).replace(hour=5)
     hour = datetime.timedelta(hours=1)

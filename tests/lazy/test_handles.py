@@ -255,7 +255,16 @@ def test_out_is_itself_on_the_other_side_of_a_pickle() -> None:
     assert pickle.loads(pickle.dumps({"out": OUT}))["out"] is OUT
 
 
-@pytest.mark.parametrize("kind", ["async", "generator", "dictionary", "other type"])
+WHAT_NOBODY_COULD_LOAD = {
+    "async": "never ran",
+    "generator": "never ran",
+    "dictionary": r"returned \{'count': 1\}. Return None, or an instance of Tokens\.",
+    "other type": "returned a Artifact. Return None, or an instance of Tokens",
+    "class": "returned the class Tokens itself. Return None, or an instance of Tokens",
+}
+
+
+@pytest.mark.parametrize("kind", WHAT_NOBODY_COULD_LOAD)
 def test_what_nobody_could_load_again_is_no_success(kind: str) -> None:
     async def wait(out: str) -> None:
         """Never runs."""
@@ -268,10 +277,11 @@ def test_what_nobody_could_load_again_is_no_success(kind: str) -> None:
         "generator": generate,
         "dictionary": lambda out: {"count": 1},
         "other type": lambda out: Artifact(),
+        "class": lambda out: Tokens,
     }
     step = apply("tokens", functions[kind], version=V, artifact_type=Tokens, out=OUT)
 
-    with pytest.raises(ResultError, match=rf"tokens@{V}"):
+    with pytest.raises(ResultError, match=rf"tokens@{V}.*{WHAT_NOBODY_COULD_LOAD[kind]}"):
         build(step)
 
 

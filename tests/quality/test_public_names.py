@@ -26,6 +26,7 @@ PUBLIC = [
     "StepOutput",
     "StepRunner",
     "StepSpec",
+    "StepsFailedError",
     "VersionCodex",
     "apply",
     "build_context",

@@ -1,0 +1,33 @@
+"""``StepRunner`` in a script: what its console shows."""
+
+import subprocess
+import sys
+
+SCRIPT = """
+from marin_dagster import OUT, StepRunner, StepSpec, apply
+
+def fail(output_path):
+    raise ValueError("no more disks")
+
+artifact = apply("drifted", lambda out, size: None, version="2026.07.01", out=OUT, size={size})
+steps = [artifact, StepSpec("bad", fn=fail)]
+StepRunner().run([artifact] if {size} == 1 else steps)
+"""
+
+
+def test_a_script_shows_what_matters_on_its_console() -> None:
+    def stderr(size: int) -> str:
+        code = SCRIPT.replace("{size}", str(size))
+        done = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=False
+        )
+        assert done.returncode == (size != 1), done.stderr
+        return done.stderr
+
+    first, second = stderr(1), stderr(2)
+
+    assert "of which 1 to run" in first
+    assert "size: 1 -> 2" in second
+    logged = second[second.index("STEP_FAILURE") : second.index("Exception Group Traceback")]
+    assert "no more disks" in logged
+    assert "DEBUG" not in first + second
