@@ -19,7 +19,7 @@ from marin_dagster.cache.many import look_at_all
 from marin_dagster.cache.status import STATUS_FILE
 from marin_dagster.cache_news import ASSUMED_VERSION, Kind, News, Told, Watched, compare
 from marin_dagster.errors import MarinDagsterError
-from marin_dagster.instance import DATA_VERSION_TAG, asset_entries, last_version
+from marin_dagster.instance import DATA_VERSION_TAG, asset_entries, last_version, planned_assets
 from marin_dagster.io_manager import cache_of
 from marin_dagster.reports import (
     CODE_VERSION_TAG,
@@ -160,7 +160,9 @@ def _tick(
     fresh = [item for item in news if item.kind is not None]
     if fresh:
         keys = [item.watched.key for item in fresh]
-        planned = _planned(instance, running | _runs_in_progress(instance))
+        planned: set[dg.AssetKey] = set()
+        for run_id in running | _runs_in_progress(instance):
+            planned |= planned_assets(instance, run_id)
         now = asset_entries(instance, keys)
         left = {
             key for key in keys if key in planned or _seen(now.get(key)) != _seen(entries.get(key))
@@ -185,21 +187,6 @@ def _tick(
 def _runs_in_progress(instance: dg.DagsterInstance) -> frozenset[str]:
     runs = instance.get_runs(dg.RunsFilter(statuses=_IN_PROGRESS))
     return frozenset(run.run_id for run in runs)
-
-
-def _planned(instance: dg.DagsterInstance, run_ids: frozenset[str]) -> set[dg.AssetKey]:
-    """The assets that these runs have set out to materialize."""
-    kind = dg.DagsterEventType.ASSET_MATERIALIZATION_PLANNED
-    planned = set()
-    for run_id in run_ids:
-        cursor: str | None = None
-        more = True
-        while more:
-            page = instance.get_records_for_run(run_id, cursor=cursor, of_type=kind)
-            events = [record.event_log_entry.dagster_event for record in page.records]
-            planned |= {event.asset_key for event in events if event and event.asset_key}
-            cursor, more = page.cursor, page.has_more
-    return planned
 
 
 def _seen(entry: Any) -> tuple[Any, ...] | None:

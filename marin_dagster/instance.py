@@ -1,6 +1,6 @@
 """What a Dagster instance knows of assets, asked in portions that any database takes."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import dagster as dg
 
@@ -9,6 +9,13 @@ from marin_dagster._compat import AssetEntry
 DATA_VERSION_TAG = "dagster/data_version"
 
 _RECORDS_AT_ONCE = 500
+_UNFINISHED = [
+    dg.DagsterRunStatus.QUEUED,
+    dg.DagsterRunStatus.NOT_STARTED,
+    dg.DagsterRunStatus.STARTING,
+    dg.DagsterRunStatus.STARTED,
+    dg.DagsterRunStatus.CANCELING,
+]
 
 
 def asset_entries(
@@ -35,25 +42,25 @@ def last_version(entry: AssetEntry | None) -> str | None:
 
 
 def unfinished_runs(
-    instance: dg.DagsterInstance, keys: Sequence[dg.AssetKey]
+    instance: dg.DagsterInstance, keys: Collection[dg.AssetKey]
 ) -> dict[dg.AssetKey, dg.DagsterRun]:
-    """For each asset, the latest run that is to make it, unless that run has ended.
+    """For each asset that an unfinished run is to make, queued or running, the newest such run."""
+    found: dict[dg.AssetKey, dg.DagsterRun] = {}
+    for run in instance.get_runs(dg.RunsFilter(statuses=_UNFINISHED)):
+        for key in planned_assets(instance, run.run_id).intersection(keys):
+            found.setdefault(key, run)
+    return found
 
-    These are the runs by which Dagster's ``AutomationCondition.in_progress()`` calls an asset in
-    progress: whoever launched them, queued or running.
-    """
-    latest = {
-        key: entry.last_run_id
-        for key, entry in asset_entries(instance, keys).items()
-        if entry.last_run_id
-    }
-    run_ids = sorted(set(latest.values()))
-    runs = {
-        run.run_id: run
-        for start in range(0, len(run_ids), _RECORDS_AT_ONCE)
-        for run in instance.get_runs(
-            dg.RunsFilter(run_ids=run_ids[start : start + _RECORDS_AT_ONCE])
-        )
-        if not run.is_finished
-    }
-    return {key: runs[run_id] for key, run_id in latest.items() if run_id in runs}
+
+def planned_assets(instance: dg.DagsterInstance, run_id: str) -> set[dg.AssetKey]:
+    """The assets that a run has set out to materialize."""
+    kind = dg.DagsterEventType.ASSET_MATERIALIZATION_PLANNED
+    planned: set[dg.AssetKey] = set()
+    cursor: str | None = None
+    more = True
+    while more:
+        page = instance.get_records_for_run(run_id, cursor=cursor, of_type=kind)
+        events = [record.event_log_entry.dagster_event for record in page.records]
+        planned |= {event.asset_key for event in events if event and event.asset_key}
+        cursor, more = page.cursor, page.has_more
+    return planned

@@ -327,6 +327,20 @@ def test_what_an_unfinished_run_is_to_make_is_left_to_it(
     assert requested(evaluate(definitions, instance)) == ["raw", "end"]
 
 
+def test_a_newer_run_that_has_ended_hides_no_older_one_that_waits(
+    recorder: Recorder, instance: dg.DagsterInstance
+) -> None:
+    bad = recorder.step("bad", fails=True)
+    definitions = build_definitions([bad, recorder.step("good")], schedule=DAILY)
+    waits = instance.create_run_for_job(job_def=definitions.resolve_job_def(JOB))
+    assert not run_job(definitions, instance, select=["bad"]).success
+
+    reason = skipped(evaluate(definitions, instance))
+
+    assert f"Run {waits.run_id} (NOT_STARTED) is to make bad_" in reason
+    assert "good_" in reason
+
+
 def test_of_many_unfinished_runs_a_few_are_named(
     recorder: Recorder, instance: dg.DagsterInstance
 ) -> None:
