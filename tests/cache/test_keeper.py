@@ -286,6 +286,8 @@ def test_an_attempt_that_cannot_be_renewed_is_not_begun(monkeypatch: pytest.Monk
         start(self)
 
     step = make("step")
+    # That of an earlier lease may be about to end.
+    wait_until(lambda: keeper._thread is None)
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", refuse)
         with pytest.raises(RuntimeError, match="new thread"):
