@@ -287,7 +287,7 @@ def test_an_attempt_that_cannot_be_renewed_is_not_begun(monkeypatch: pytest.Monk
 
     step = make("step")
     # That of an earlier lease may be about to end.
-    wait_until(lambda: keeper._thread is None)
+    wait_until(lambda: keeper._thread is None, "the end of the keeper")
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", refuse)
         with pytest.raises(RuntimeError, match="new thread"):
