@@ -130,8 +130,10 @@ def test_materialize_all_builds_every_step_and_all_assets_are_green(
 ) -> None:
     page.goto(f"{server.url}/runs/{built}")
     expect(page.get_by_text("Success", exact=True)).to_be_visible()
-    expect(page.get_by_text(f"Succeeded ({len(steps)})")).to_be_visible()
+    # Each with its check.
+    expect(page.get_by_text(f"Succeeded ({2 * len(steps)})")).to_be_visible()
     assert _events(server, built)["MaterializationEvent"] == len(steps)
+    assert _events(server, built)["AssetCheckEvaluationEvent"] == len(steps)
 
     page.goto(f"{server.url}/assets")
     expect(page.get_by_text("Materialized", exact=True)).to_have_count(len(steps))
@@ -186,7 +188,9 @@ def test_a_second_time_everything_is_served_and_the_pages_say_so(
 ) -> None:
     events = _events(server, cached)
     assert events["ObservationEvent"] == len(steps)
-    for kind in ("ExecutionStepOutputEvent", "HandledOutputEvent", "MaterializationEvent"):
+    assert events["AssetCheckEvaluationEvent"] == len(steps)
+    assert events["ExecutionStepOutputEvent"] == len(steps)  # the checks'
+    for kind in ("HandledOutputEvent", "MaterializationEvent"):
         assert events[kind] == 0
 
     # Assets stay green, and the one of the true build stays the latest materialization.
@@ -198,6 +202,7 @@ def test_a_second_time_everything_is_served_and_the_pages_say_so(
     expect(page.get_by_text("hit", exact=True)).to_be_visible()
 
     page.goto(f"{server.url}/runs/{cached}")
+    _filter_log(page, "Served from")
     expect(
         page.get_by_text(f"Served from the cache: {steps['report'].name_with_hash}")
     ).to_be_visible()
