@@ -11,6 +11,7 @@ export PATH := $(PATH):$(subst $() ,:,$(wildcard $(or $(PYENV_ROOT),$(HOME)/.pye
 DEMO := $(CURDIR)/.demo
 demo_env := MARIN_PREFIX=$(DEMO)/store DAGSTER_HOME=$(DEMO)/dagster DO_NOT_TRACK=1
 run := $(UV) run --frozen
+SERVERS := tests/server tests/deployment tests/browser
 # Where the tests in a browser leave pictures of the pages.
 export MARIN_DAGSTER_PICTURES ?= $(CURDIR)/.pictures
 
@@ -26,7 +27,8 @@ ui: env instance ## Open the example in the Dagster UI, http://127.0.0.1:3000
 # Two suites at a time, since most tests wait for something, and the longest first: what they need is
 # there by then.
 test: check debian ## Everything that CI runs
-	@$(MAKE) --no-print-directory --jobs=2 --old-file=env --old-file=debian unit lowest interop
+	@$(MAKE) --no-print-directory --jobs=2 --old-file=env --old-file=debian \
+		unit interop lowest servers
 
 check: env ## Lint, formatting and types
 	$(run) ruff check .
@@ -34,7 +36,10 @@ check: env ## Lint, formatting and types
 	$(run) mypy
 
 unit: env debian ## Tests on the newest Dagster
-	$(run) pytest $(PYTEST_ARGS)
+	$(run) pytest $(SERVERS:%=--ignore=%) $(PYTEST_ARGS)
+
+servers: env debian ## Tests of whole deployments, and of the UI in a browser
+	$(run) pytest $(SERVERS) $(PYTEST_ARGS)
 
 lowest: $(UV) debian ## Tests of the Dagster face on the lowest Dagster that is supported
 	UV=$(UV) scripts/test-lowest $(PYTEST_ARGS)
@@ -62,4 +67,4 @@ $(CURDIR)/.tools/bin/uv:
 clean: ## Remove environments, caches and the demo's outputs
 	rm -rf .venv .venv-* .tools .demo .pictures .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
-.PHONY: help demo ui test check unit lowest interop pictures env debian instance clean
+.PHONY: help demo ui test check unit servers lowest interop pictures env debian instance clean
