@@ -35,7 +35,7 @@ from marin_dagster.steps import StepGraph, StepLike
 from marin_dagster.steps.protocol import is_external, is_mutable
 from marin_dagster.translator import DagsterMarinTranslator
 
-EVENTS_PER_TICK = 250
+EVENTS_PER_TICK = 150
 """The daemon writes each event by itself, some 10 ms each; the rest is told on the next ticks."""
 
 _AT_ONCE = 64
