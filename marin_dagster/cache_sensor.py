@@ -32,6 +32,7 @@ from marin_dagster.reports import (
     sendable,
 )
 from marin_dagster.steps import StepGraph, StepLike
+from marin_dagster.steps.changes import some
 from marin_dagster.steps.protocol import is_external, is_mutable
 from marin_dagster.translator import DagsterMarinTranslator
 
@@ -43,9 +44,6 @@ _READING_S = 20.0
 """Seconds after which a tick reads no more records: Dagster gives a sensor 60."""
 
 _INTERVAL_S = 60
-
-_NAMED = 5
-"""How many steps a log line names."""
 
 _IN_PROGRESS = [
     dg.DagsterRunStatus.STARTING,
@@ -169,7 +167,7 @@ def _tick(
         }
         if left:
             names = [item.watched.step.name_with_hash for item in fresh if item.watched.key in left]
-            context.log.info(f"left to runs of this instance: {_named(names)}")
+            context.log.info(f"left to runs of this instance: {some(names)}")
         fresh = [item for item in fresh if item.watched.key not in left]
         fresh = fresh[:EVENTS_PER_TICK]
         others = {key for item in fresh for key, step in item.watched.inputs.items() if not step}
@@ -206,13 +204,8 @@ def _say_unknown(
         raise MarinDagsterError(
             f"none of the {len(watched)} steps could be looked up, so nothing is reported: {error}"
         ) from error
-    names = _named([name for name, _ in unknown])
+    names = some(name for name, _ in unknown)
     context.log.warning(f"left as they were: {names}. Of the first: {error}")
-
-
-def _named(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    return ", ".join(names[:_NAMED]) + more
 
 
 def _times(watched: Sequence[Watched], found: Mapping[str, LookUp]) -> dict[str, datetime | None]:

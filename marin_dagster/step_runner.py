@@ -135,9 +135,7 @@ class StepRunner:
         executor = runner_executor(limit, self._runners(), frozenset(graph.terminals), failures)
         execution = {"dry_run": dry_run, "retry_failed": force_run_failed}
         config = {"execution": {"config": execution}, "loggers": _LOGGERS}
-        definitions = build_definitions(
-            list(graph.steps.values()), executor=executor, job_name=_JOB
-        )
+        definitions = build_definitions(graph, executor=executor, job_name=_JOB, checks=False)
         if any(not is_external(step) for step in graph.steps.values()):
             with self._recording() as instance:
                 errors += _run(definitions, instance, config, failures)

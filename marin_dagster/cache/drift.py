@@ -7,7 +7,7 @@ fingerprint, it is an error. ``dev`` versions are built every time and cannot dr
 
 from dataclasses import dataclass
 
-from marin_dagster.cache.record import read_record
+from marin_dagster.cache.record import ArtifactRecord, read_record
 from marin_dagster.cache.store import Folder
 from marin_dagster.errors import FingerprintMismatchError
 from marin_dagster.steps.fingerprint import describe_drift
@@ -43,10 +43,16 @@ def find_drift(step: StepLike, folder: Folder) -> Drift | None:
         RecordError: the record cannot be read.
         StoreError: the store refused.
     """
+    if artifact_version(step) is None or is_mutable(step):
+        return None
+    return drift_from(step, folder, read_record(folder))
+
+
+def drift_from(step: StepLike, folder: Folder, record: ArtifactRecord | None) -> Drift | None:
+    """:func:`find_drift` by a record that has been read."""
     version = artifact_version(step)
     if version is None or is_mutable(step):
         return None
-    record = read_record(folder)
     current = str(step.hash_attrs["fingerprint"])
     if record is None or record.fingerprint == current:
         return None

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from marin_dagster.cache.drift import Drift, find_drift
+from marin_dagster.cache.drift import Drift, drift_from
 from marin_dagster.cache.record import RECORD_FILE, ArtifactRecord, as_recorded, read_record
 from marin_dagster.cache.status import STATUS_FILE, Status, read_status
 from marin_dagster.cache.store import Folder
@@ -56,7 +56,7 @@ def check_integrity(step: StepLike) -> Integrity:
         if faults and folder.read(RECORD_FILE) is None:
             # The form before records: its attributes and paths were those of another time.
             faults = faults if record.name != step.name else ()
-        return Integrity(status, faults, find_drift(step, folder))
+        return Integrity(status, faults, drift_from(step, folder, record))
     except StoreAwayError:
         raise
     except (StoreError, RecordError, FingerprintMismatchError) as error:

@@ -4,18 +4,16 @@ The story is told in its order: what asked for the step, what has changed, what 
 Whatever cannot be read is said to be unknown; reading reasons never stops a step.
 """
 
-import json
 import logging
 import math
 from collections import defaultdict
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
 
 from marin_dagster.cache.attempt import Attempt
 from marin_dagster.cache.earlier import EarlierOutputs, Search
-from marin_dagster.cache.record import ArtifactRecord
+from marin_dagster.cache.record import ArtifactRecord, as_recorded
 from marin_dagster.cache.status import STATUS_FILE, Status
 from marin_dagster.errors import RecordError, StoreError
 from marin_dagster.steps.changes import at_most, changes, cut, ends, some
@@ -179,7 +177,7 @@ def _of_last_attempt(attempt: Attempt) -> list[str]:
 def _attributes(record: ArtifactRecord, step: StepLike) -> list[str]:
     if record.config is None:
         return ["attributes: the record of the earlier output does not tell them"]
-    found = changes(_recorded(record.config), _recorded(dict(step.hash_attrs)))
+    found = changes(as_recorded(record.config), as_recorded(step.hash_attrs))
     return at_most([f"attribute {line}" for line in found])
 
 
@@ -226,11 +224,6 @@ def _by_name(identities: Iterable[str]) -> Mapping[str, set[str]]:
         name, _, version = identity.rpartition("@" if "@" in identity else "_")
         found[name or identity].add(version)
     return found
-
-
-def _recorded(attributes: Mapping[str, Any]) -> Any:
-    """Attributes as a record has them: JSON, in which NaN and infinity are null."""
-    return json.loads(json.dumps(attributes), parse_constant=lambda _: None)
 
 
 def _time(moment: datetime | float | None) -> str:

@@ -127,10 +127,8 @@ def step_record(step: StepLike, result: Any) -> ArtifactRecord:
 
 def as_recorded(attrs: Mapping[str, Any]) -> dict[str, Any]:
     """A step's attributes as they come back from its record, where NaN and infinity are null."""
-    config: dict[str, Any] = json.loads(
-        ArtifactRecord(config=_as_json(attrs)).model_dump_json(include={"config"})
-    )["config"]
-    return config
+    document: dict[str, Any] = json.loads(json.dumps(dict(attrs)), parse_constant=lambda _: None)
+    return document
 
 
 def _as_json(attrs: Mapping[str, Any]) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from marin_dagster._compat import (
 )
 from marin_dagster.control import StepControl
 from marin_dagster.executor.config import ExecutorSettings
-from marin_dagster.executor.planned import PlannedStep, planned_steps
+from marin_dagster.executor.planned import planned_steps
 from marin_dagster.executor.planning import (
     Decisions,
     context_for,
@@ -40,7 +40,7 @@ from marin_dagster.executor.reporting import (
     summary,
 )
 from marin_dagster.executor.threads import StepThreads
-from marin_dagster.executor.withdrawing import withdraw_plans
+from marin_dagster.executor.withdrawing import withdraw_plans, withdrawing_on_error
 from marin_dagster.history import History
 from marin_dagster.runners import INLINE_PLACE, Routing, Runner
 
@@ -107,9 +107,15 @@ class MarinExecutor(dg.Executor):
         if self.settings.dry_run:
             yield from report_dry_run(job_context, execution_plan, planned)
             return
-        routing = Routing(self.settings.routing_config(), self.runners)
+        assets = {step.asset_key: key for key, step in planned.items()}
+        with withdrawing_on_error(job_context, assets):
+            routing = Routing(self.settings.routing_config(), self.runners)
         try:
-            yield from self._execute(job_context, execution_plan, planned, routing)
+            with withdrawing_on_error(job_context, assets):
+                decisions = decide(
+                    job_context, execution_plan, planned, self.settings, routing, self.required
+                )
+            yield from self._execute(job_context, execution_plan, decisions, routing)
         finally:
             routing.close()
 
@@ -117,17 +123,9 @@ class MarinExecutor(dg.Executor):
         self,
         job_context: PlanExecutionContext,
         execution_plan: ExecutionPlan,
-        planned: dict[str, PlannedStep],
+        decisions: Decisions,
         routing: Routing,
     ) -> Iterator[DagsterEvent]:
-        try:
-            decisions = decide(
-                job_context, execution_plan, planned, self.settings, routing, self.required
-            )
-        except Exception:
-            # Nothing has been tried, so nothing has failed.
-            withdraw_plans(job_context, {step.asset_key: key for key, step in planned.items()})
-            raise
         if self.failures is not None:
             self.failures.update((key, [error]) for key, error in decisions.blocked.items())
         if routing.chose_process and decisions.runs_remotely:
@@ -141,6 +139,7 @@ class MarinExecutor(dg.Executor):
             yield event
         if failed:
             left_alone = decisions.served.union(decisions.pruned)
+            planned = decisions.planned
             withdraw_plans(job_context, {planned[key].asset_key: key for key in left_alone})
 
     def _carry_out(
@@ -165,7 +164,7 @@ class MarinExecutor(dg.Executor):
             if event.is_step_failure and event.step_key:
                 vanished.add(event.step_key)
             yield event
-        lost = unreachable(execution_plan.get_executable_step_deps(), vanished, cached)
+        lost = unreachable(execution_plan.get_executable_step_deps(), vanished, decisions.cached)
         report_unreachable(job_context, execution_plan, lost)
         others = [key for key in keep if key not in decisions.cached and key not in lost]
         slots = InstanceConcurrencyContext(job_context.instance, job_context.dagster_run)

@@ -160,14 +160,14 @@ def decide(
     # A hit with nowhere to run must stay one.
     expected |= refused.keys()
     versions = {key: recorded_version(hit.step, drifted.get(key)) for key, hit in hits.items()}
-    served = _known_to_instance(context.instance, hits, versions) - forced
+    served = _known_to_instance(context.instance, hits, versions)
     return Decisions(
         planned=planned,
         places=places,
         checks=frozenset(checks),
         drifted=drifted,
         pruned=pruned,
-        cached=frozenset(hits) - forced,
+        cached=frozenset(hits),
         served=frozenset(served),
         blocked=blocked,
         unreachable=unreachable(executable, blocked, hits),

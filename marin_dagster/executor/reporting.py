@@ -19,6 +19,7 @@ from marin_dagster.cache import Drift
 from marin_dagster.errors import MarinDagsterError
 from marin_dagster.executor.planned import PlannedStep
 from marin_dagster.executor.planning import Decisions
+from marin_dagster.reports import OUTPUT_PATH
 from marin_dagster.steps import StepLike
 
 
@@ -88,7 +89,7 @@ def _observe(context: Any, served: PlannedStep, drift: Drift | None) -> Iterator
     observation = dg.AssetObservation(
         asset_key=served.asset_key,
         metadata={
-            "marin/output_path": dg.MetadataValue.path(served.step.output_path),
+            OUTPUT_PATH: dg.MetadataValue.path(served.step.output_path),
             "marin/cache": "hit",
             **({"marin/drift": drift.message} if drift else {}),
         },

@@ -1,6 +1,7 @@
 """Keeps what a failed run left alone from being shown as failed, too."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 import dagster as dg
 
@@ -34,3 +35,15 @@ def withdraw_plans(context: PlanExecutionContext, assets: Mapping[dg.AssetKey, s
                 context.job_name, step_key, AssetMaterializationPlannedData(key)
             )
             instance.report_dagster_event(planned, run_id=RUNLESS_RUN_ID)
+
+
+@contextmanager
+def withdrawing_on_error(
+    context: PlanExecutionContext, assets: Mapping[dg.AssetKey, str]
+) -> Iterator[None]:
+    """:func:`withdraw_plans` when the body raises: nothing was tried, so nothing has failed."""
+    try:
+        yield
+    except Exception:
+        withdraw_plans(context, assets)
+        raise
