@@ -64,7 +64,9 @@ def test_a_forced_step_is_built_although_it_is_finished() -> None:
     assert json.loads(get(step, ".artifact.json") or "")["result"] == {"n": 2}
 
 
-@pytest.mark.parametrize("content", [lease("foreign-1", age_s=-1e6), "", "garbage"])
+@pytest.mark.parametrize(
+    "content", [lease("foreign-1", age_s=-1e6), "", "garbage"], ids=["live", "empty", "garbage"]
+)
 def test_a_finished_output_is_served_while_a_foreign_lock_stands(content: str) -> None:
     step = build(make("step"))
     put(step, LOCK, content)
