@@ -33,7 +33,7 @@ from marin_dagster.reports import (
 )
 from marin_dagster.steps import StepGraph, StepLike
 from marin_dagster.steps.changes import some
-from marin_dagster.steps.protocol import is_external, is_mutable
+from marin_dagster.steps.protocol import address, is_external, is_mutable
 from marin_dagster.translator import DagsterMarinTranslator
 
 EVENTS_PER_TICK = 150
@@ -166,7 +166,7 @@ def _tick(
             key for key in keys if key in planned or _seen(now.get(key)) != _seen(entries.get(key))
         }
         if left:
-            names = [item.watched.step.name_with_hash for item in fresh if item.watched.key in left]
+            names = [address(item.watched.step) for item in fresh if item.watched.key in left]
             context.log.info(f"left to runs of this instance: {some(names)}")
         fresh = [item for item in fresh if item.watched.key not in left]
         fresh = fresh[:EVENTS_PER_TICK]
@@ -195,7 +195,7 @@ def _seen(entry: Any) -> tuple[Any, ...] | None:
 def _say_unknown(
     context: dg.SensorEvaluationContext, watched: Sequence[Watched], found: Mapping[str, LookUp]
 ) -> None:
-    looks = [(item.step.name_with_hash, found[item.step.output_path]) for item in watched]
+    looks = [(address(item.step), found[item.step.output_path]) for item in watched]
     unknown = [(name, look) for name, look in looks if look.state is CacheState.UNKNOWN]
     if not unknown:
         return
@@ -279,7 +279,7 @@ def _materialization(
             tags[input_version_tag(key)] = recorded_version(step, found[step.output_path].drift)
     return dg.AssetMaterialization(
         news.watched.key,
-        description=f"{news.watched.step.name_with_hash} was found finished in the cache.",
+        description=f"{address(news.watched.step)} was found finished in the cache.",
         metadata=metadata,
         tags=tags,
     )
@@ -301,7 +301,7 @@ def _observation(news: News, look: LookUp) -> dg.AssetObservation:
         case _:
             said = "was finished, and its output is gone. A run that needs it builds it again."
     return dg.AssetObservation(
-        news.watched.key, description=f"{step.name_with_hash} {said}", metadata=metadata
+        news.watched.key, description=f"{address(step)} {said}", metadata=metadata
     )
 
 

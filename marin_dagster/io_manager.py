@@ -24,7 +24,14 @@ from marin_dagster.cache import (
 from marin_dagster.control import StepControl, step_control
 from marin_dagster.errors import OutputNotReadyError, StepError
 from marin_dagster.previews import previews_of
-from marin_dagster.reports import finished_at, hit_facts, output_metadata, record_of
+from marin_dagster.reports import (
+    ADDRESS,
+    NAME_WITH_HASH,
+    finished_at,
+    hit_facts,
+    output_metadata,
+    record_of,
+)
 from marin_dagster.steps import is_mutable
 
 _DEFAULT_TIMING = LeaseTiming()
@@ -37,7 +44,7 @@ class StepOutput:
     path: str
     """Where it lies: a local folder or a URL."""
     name_with_hash: str
-    """The step that made it."""
+    """The step that made it; of a lazy artifact, its address."""
     record: ArtifactRecord | None
     """What its function returned, from what and by whom it was made."""
 
@@ -137,12 +144,13 @@ class MarinIOManager(dg.ConfigurableIOManager):
         """
         upstream = context.upstream_output
         metadata = (upstream.definition_metadata if upstream else None) or {}
-        if "marin/name_with_hash" not in metadata:
+        address = metadata.get(NAME_WITH_HASH, metadata.get(ADDRESS))
+        if address is None:
             raise StepError(
                 f"asset {context.asset_key.to_user_string()!r} is no step of marin_dagster, so "
                 "MarinIOManager cannot load it. Use the IO manager that stored it."
             )
-        name, path = _text(metadata["marin/name_with_hash"]), _text(metadata["dagster/uri"])
+        name, path = _text(address), _text(metadata["dagster/uri"])
         where = f"step {name} ({path})"
         folder = Folder.at(path)
         status = read_status(folder)

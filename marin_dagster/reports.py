@@ -19,6 +19,10 @@ from marin_dagster.steps.protocol import code_version, data_version
 
 CODE_VERSION_TAG = "dagster/code_version"
 OUTPUT_PATH = "marin/output_path"
+NAME_WITH_HASH = "marin/name_with_hash"
+"""A definition's step, unless it is a lazy artifact."""
+ADDRESS = "marin/address"
+"""A definition's lazy artifact: its name and version, which are its folder, too."""
 FINISHED_AT = "marin/finished_at"
 """When a ``dev`` version was finished, by the store's clock: nothing else tells builds apart."""
 NUMBERS_LEFT_OUT = "marin/numbers_left_out"

@@ -15,7 +15,7 @@ from marin_dagster.instance import unfinished_runs
 from marin_dagster.io_manager import cache_of
 from marin_dagster.steps import StepGraph
 from marin_dagster.steps.changes import ends, some
-from marin_dagster.steps.protocol import is_external
+from marin_dagster.steps.protocol import address, is_external
 from marin_dagster.translator import DagsterMarinTranslator
 
 DEFAULT_JOB_NAME = "materialize_steps"
@@ -82,7 +82,7 @@ def build_marin_schedule(
         tick = _decide(graph, seen, _taken_on(context, in_order))
         if not tick.starts:
             return dg.SkipReason("\n".join(tick.reasons) or _nothing_to_run(seen))
-        to_run = [graph.steps[path].name_with_hash for path in tick.request]
+        to_run = [address(graph.steps[path]) for path in tick.request]
         context.log.info(f"{_count(to_run)} must run: {some(to_run)}.")
         for reason in tick.reasons:
             context.log.warning(reason)
@@ -119,7 +119,7 @@ class _Tick:
 def _decide(graph: StepGraph, seen: CachePlan, taken_on: Mapping[str, dg.DagsterRun]) -> _Tick:
     stuck = {path: blocked_message(graph, path, deps) for path, deps in seen.run.blocked.items()}
     for path, error in seen.unknown.items():
-        stuck[path] = f"step {graph.steps[path].name_with_hash}: {error}"
+        stuck[path] = f"step {address(graph.steps[path])}: {error}"
     waiting = seen.below(graph, stuck.keys() | taken_on.keys())
     able = seen.run.run - taken_on.keys() - waiting
     request = [path for path in graph.steps if path in able]
@@ -131,7 +131,7 @@ def _decide(graph: StepGraph, seen: CachePlan, taken_on: Mapping[str, dg.Dagster
     starts = any(
         path not in elsewhere and able.isdisjoint(graph.dependencies(path)) for path in request
     )
-    names = {path: graph.steps[path].name_with_hash for path in graph.steps}
+    names = {path: address(graph.steps[path]) for path in graph.steps}
     reasons = []
     if stuck:
         reasons.append(f"{_count(stuck)} cannot run: {some(stuck.values(), ' ')}")

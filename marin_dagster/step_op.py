@@ -32,6 +32,7 @@ from marin_dagster.runners import (
 )
 from marin_dagster.steps import StepGraph, StepLike
 from marin_dagster.steps.protocol import (
+    address,
     adopted_source,
     artifact_version,
     data_version,
@@ -64,7 +65,7 @@ class StepOp:
     def _serve_or_build(
         self, context: dg.AssetExecutionContext, control: StepControl
     ) -> Iterator[dg.Output[Any]]:
-        cache = cache_of(context.resources, self.io_manager_key, f"step {self.step.name_with_hash}")
+        cache = cache_of(context.resources, self.io_manager_key, f"step {address(self.step)}")
         adopted = [dep for dep in self.step.deps if adopted_source(dep) is not None]
         # What is finished needs its inputs no more.
         if adopted and cache.look_up(self.step).state is not CacheState.HIT:
@@ -79,7 +80,7 @@ class StepOp:
             say=context.log.info,
         )
         if isinstance(outcome, Hit):
-            context.log.info(f"{self.step.name_with_hash}: served from {outcome.folder.url}")
+            context.log.info(f"{address(self.step)}: served from {outcome.folder.url}")
             yield self._output(context, outcome)
             return
         control.attempts.append(outcome)
@@ -97,7 +98,7 @@ class StepOp:
         key = context.asset_key
         history = control.history or History(context.instance, [key])
         reasons = history.reasons(attempt, key, self.graph, context.log)
-        context.log.info(f"{self.step.name_with_hash} runs: {reasons.text}")
+        context.log.info(f"{address(self.step)} runs: {reasons.text}")
         metadata: dict[str, Any] = {"marin/reason": reasons.text}
         if reasons.compared_with is not None:
             metadata["marin/compared_with"] = dg.MetadataValue.path(reasons.compared_with)

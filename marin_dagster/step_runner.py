@@ -32,7 +32,7 @@ from marin_dagster.io_manager import StepOutput
 from marin_dagster.lazy import ArtifactStep, load
 from marin_dagster.runners import FraySettings, Runner, run_inline
 from marin_dagster.steps import StepGraph, StepLike
-from marin_dagster.steps.protocol import adopted_source, is_external
+from marin_dagster.steps.protocol import address, adopted_source, is_external
 
 _JOB = "step_runner"
 # Dagster's console tells of every event at DEBUG, some fifty lines for each step.
@@ -59,10 +59,10 @@ class StepResults(Mapping[str, StepOutput]):
         folder = Folder.at(step.output_path)
         if read_status(folder) is not Status.SUCCESS:
             raise OutputNotReadyError(
-                f"step {step.name_with_hash} ({step.output_path}) is not built: nothing in this "
+                f"step {address(step)} ({step.output_path}) is not built: nothing in this "
                 "run needed it. Ask for it in run()."
             )
-        return StepOutput(step.output_path, step.name_with_hash, read_record(folder))
+        return StepOutput(step.output_path, address(step), read_record(folder))
 
     def __contains__(self, key: object) -> bool:
         try:
@@ -82,7 +82,7 @@ class StepResults(Mapping[str, StepOutput]):
         if key in self.graph.steps:
             return key
         for path, step in self.graph.steps.items():
-            if key == step.name_with_hash:
+            if key in (step.name_with_hash, address(step)):
                 return path
         raise KeyError(key)
 
@@ -204,7 +204,7 @@ def _external_faults(graph: StepGraph, *, retry_failed: bool) -> Iterator[Except
                 _register_adopted(step, retry_failed=retry_failed)
             elif is_external(step) and not StepCache().look_up(step).finished:
                 raise StepWithoutFunctionError(
-                    f"step {step.name_with_hash} ({path}) has no finished output, and no run "
+                    f"step {address(step)} ({path}) has no finished output, and no run "
                     f"builds it. Put its data there, with SUCCESS in its {STATUS_FILE}."
                 )
         except Exception as error:  # the function may be Marin's

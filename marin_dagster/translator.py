@@ -12,8 +12,10 @@ import dagster as dg
 from pydantic_core import to_json
 
 from marin_dagster._compat import disable_dagster_warnings
+from marin_dagster.reports import ADDRESS, NAME_WITH_HASH
 from marin_dagster.steps import StepLike, step_function, step_resources
 from marin_dagster.steps.protocol import (
+    address,
     adopted_source,
     artifact_version,
     code_version,
@@ -91,14 +93,17 @@ class DagsterMarinTranslator:
 def _metadata(step: StepLike, resources: Any) -> dict[str, Any]:
     metadata: dict[str, Any] = {
         "dagster/uri": step.output_path,
-        "marin/hash_id": step.hash_id,
-        "marin/name_with_hash": step.name_with_hash,
         # NaN and infinity as text: JSON in a browser knows neither.
         "marin/hash_attrs": dg.MetadataValue.json(
             json.loads(to_json(dict(step.hash_attrs), inf_nan_mode="strings"))
         ),
     }
-    if (version := artifact_version(step)) is not None:
+    if (version := artifact_version(step)) is None:
+        metadata["marin/hash_id"] = step.hash_id
+        metadata[NAME_WITH_HASH] = step.name_with_hash
+    else:
+        # Its hash is in no path and in no version, and would only mislead.
+        metadata[ADDRESS] = address(step)
         metadata["marin/version"] = version
         metadata["marin/fingerprint"] = data_version(step)
         metadata["marin/result_type"] = str(step.hash_attrs.get("result_type", ""))

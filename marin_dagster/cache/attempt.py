@@ -24,7 +24,7 @@ from marin_dagster.cache.record import (
 from marin_dagster.cache.status import Status, write_status
 from marin_dagster.cache.store import Folder
 from marin_dagster.errors import LeaseLostError, RecordError, StoreAwayError, StoreError
-from marin_dagster.steps.protocol import StepLike
+from marin_dagster.steps.protocol import StepLike, address
 
 logger = logging.getLogger(__name__)
 
@@ -116,7 +116,7 @@ class Attempt:
         with self._mutex:
             if self._ended:
                 raise LeaseLostError(
-                    f"step {self.step.name_with_hash}: this attempt has already ended; its output "
+                    f"step {address(self.step)}: this attempt has already ended; its output "
                     f"{self.folder.url} is not marked as finished."
                 )
             try:
@@ -152,7 +152,7 @@ class Attempt:
         record = read_record(self.folder)
         if record is None:
             raise RecordError(
-                f"step {self.step.name_with_hash} states writes_record but left no {RECORD_FILE} "
+                f"step {address(self.step)} states writes_record but left no {RECORD_FILE} "
                 f"in {self.folder.url}. Write it in the step's function."
             )
         return record
@@ -171,7 +171,7 @@ class Attempt:
                 self.leave(error)
                 return
             except LeaseLostError as error:
-                logger.error("step %s: %s", self.step.name_with_hash, error)
+                logger.error("step %s: %s", address(self.step), error)
             except Exception:
                 logger.exception("could not mark %s as failed", self.folder.url)
             except BaseException:

@@ -42,7 +42,7 @@ from marin_dagster.errors import (
     StoreError,
 )
 from marin_dagster.steps.paths import check_step_path
-from marin_dagster.steps.protocol import StepLike, is_mutable
+from marin_dagster.steps.protocol import StepLike, address, is_mutable
 
 logger = logging.getLogger(__name__)
 
@@ -187,7 +187,7 @@ class StepCache:
                 if time.monotonic() - said_at > _WAIT_LOG_INTERVAL_S:
                     said_at = time.monotonic()
                     say(
-                        f"{step.name_with_hash}: waiting for {lease.worker_id}, which is building "
+                        f"{address(step)}: waiting for {lease.worker_id}, which is building "
                         f"{folder.url}"
                     )
                 wait(self.timing.poll_s)
@@ -237,14 +237,14 @@ class StepCache:
 def _hit(step: StepLike, folder: Folder, say: Callable[[str], Any]) -> Hit:
     drift = find_drift(step, folder)
     if drift is not None:
-        say(f"{step.name_with_hash} ({folder.url}): {drift.message}")
+        say(f"{address(step)} ({folder.url}): {drift.message}")
     return Hit(step, folder, drift)
 
 
 def _check_may_build(
     step: StepLike, status: Status | None, *, retry_failed: bool, hit_expected: bool
 ) -> None:
-    where = f"step {step.name_with_hash} ({step.output_path})"
+    where = f"step {address(step)} ({step.output_path})"
     if hit_expected:
         raise OutputVanishedError(
             f"{where}: its output was finished when this run began, so its inputs were left alone; "
@@ -266,13 +266,13 @@ def _check_dependencies(step: StepLike) -> None:
     dependencies = {dep.output_path: dep for dep in step.deps}
     found = look_at_all(_dependency_status, dependencies)
     missing = [
-        f"{dependencies[path].name_with_hash} ({path}: {status or 'nothing there'})"
+        f"{address(dependencies[path])} ({path}: {status or 'nothing there'})"
         for path, status in found.items()
         if status is not Status.SUCCESS
     ]
     if missing:
         raise DependencyNotBuiltError(
-            f"step {step.name_with_hash} ({step.output_path}) reads outputs that are not finished: "
+            f"step {address(step)} ({step.output_path}) reads outputs that are not finished: "
             f"{', '.join(missing)}. Select these steps, too, or build them first."
         )
 

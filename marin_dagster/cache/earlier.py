@@ -13,7 +13,7 @@ from marin_dagster.cache.record import RECORD_FILE, ArtifactRecord, read_record
 from marin_dagster.cache.status import Status, read_status
 from marin_dagster.cache.store import Folder
 from marin_dagster.errors import RecordError, StoreAwayError, StoreError
-from marin_dagster.steps.protocol import StepLike, artifact_version
+from marin_dagster.steps.protocol import StepLike, address, artifact_version
 from marin_dagster.steps.versions import is_version
 
 logger = logging.getLogger(__name__)
@@ -90,7 +90,7 @@ class EarlierOutputs:
                 return Search(in_graph=bool(names))
             return self._first(step, _newest_first(paths))
         except StoreError as error:
-            logger.debug("no earlier output of %s: %s", step.name_with_hash, error)
+            logger.debug("no earlier output of %s: %s", address(step), error)
             return Search(unreadable=True)
 
     def _first(self, step: StepLike, paths: list[str]) -> Search:
@@ -101,7 +101,7 @@ class EarlierOutputs:
                     finished = read_status(Folder.at(path)) is Status.SUCCESS
                 found = self.at(path, step) if finished else None
             except RecordError as error:
-                logger.debug("passed over an earlier output of %s: %s", step.name_with_hash, error)
+                logger.debug("passed over an earlier output of %s: %s", address(step), error)
                 unreadable = True
                 continue
             if found is not None:

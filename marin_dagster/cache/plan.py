@@ -8,7 +8,7 @@ from marin_dagster.cache.status import STATUS_FILE
 from marin_dagster.errors import MarinDagsterError
 from marin_dagster.steps import RunPlan, StepGraph, StepLike, plan_run
 from marin_dagster.steps.changes import some
-from marin_dagster.steps.protocol import adopted_source, is_external
+from marin_dagster.steps.protocol import address, adopted_source, is_external
 
 
 @dataclass(frozen=True)
@@ -97,4 +97,4 @@ def blocked_message(graph: StepGraph, path: str, missing: Collection[str]) -> st
             f"needs {needs}, which has no successful output and is built by no run. Put its data "
             f"there, with SUCCESS in its {STATUS_FILE}."
         )
-    return f"step {step.name_with_hash} ({path}) {' It also '.join(reasons)}"
+    return f"step {address(step)} ({path}) {' It also '.join(reasons)}"

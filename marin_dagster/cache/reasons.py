@@ -18,7 +18,13 @@ from marin_dagster.cache.status import STATUS_FILE, Status
 from marin_dagster.errors import RecordError, StoreError
 from marin_dagster.steps.changes import at_most, changes, cut, ends, some
 from marin_dagster.steps.fingerprint import describe_drift
-from marin_dagster.steps.protocol import StepLike, artifact_version, data_version, is_mutable
+from marin_dagster.steps.protocol import (
+    StepLike,
+    address,
+    artifact_version,
+    data_version,
+    is_mutable,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -69,7 +75,7 @@ def find_reasons(
         return _find_reasons(attempt, earlier, last, graph)
     except Exception:
         # Each filesystem has errors of its own, and records are written by others.
-        logger.debug("no reasons for %s", attempt.step.name_with_hash, exc_info=True)
+        logger.debug("no reasons for %s", address(attempt.step), exc_info=True)
         return Reasons(("unknown: what is known of this step could not be read",))
 
 
@@ -118,7 +124,7 @@ def _own_record(attempt: Attempt, earlier: EarlierOutputs) -> ArtifactRecord | N
     try:
         found = earlier.at(attempt.folder.url, attempt.step)
     except (RecordError, StoreError) as error:
-        logger.debug("no record for %s: %s", attempt.step.name_with_hash, error)
+        logger.debug("no record for %s: %s", address(attempt.step), error)
         return None
     return found.record if found is not None else None
 
@@ -142,7 +148,7 @@ def _search(
             if found := earlier.at(last.path, step):
                 return Search(found)
         except (RecordError, StoreError) as error:
-            logger.debug("no last output of %s: %s", step.name_with_hash, error)
+            logger.debug("no last output of %s: %s", address(step), error)
     return earlier.newest(step, attempt.folder, graph)
 
 

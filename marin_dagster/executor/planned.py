@@ -13,6 +13,7 @@ from marin_dagster.errors import StepError
 from marin_dagster.runners import StepOverride
 from marin_dagster.step_op import OUTPUT_NAME, StepOp
 from marin_dagster.steps import StepGraph, StepLike
+from marin_dagster.steps.protocol import address
 
 RUNNER_TAG = "marin/runner"
 """Op tag that names the runner of a step."""
@@ -64,7 +65,8 @@ def by_graph(planned: Mapping[str, PlannedStep]) -> Iterable[tuple[StepGraph, di
 
 
 class StepNames:
-    """What a run's config can call a step: its name, its name with hash, or its asset key."""
+    """What a run's config can call a step: its name, its name with hash, a lazy artifact's address,
+    or its asset key."""
 
     def __init__(self, context: PlanExecutionContext, planned: Mapping[str, PlannedStep]) -> None:
         self._context = context
@@ -97,8 +99,8 @@ class StepNames:
         raise StepError(f"{option} names {name!r}, which is no step of this run.{hint}")
 
 
-def _names(step: StepLike) -> tuple[str, str]:
-    return step.name, step.name_with_hash
+def _names(step: StepLike) -> tuple[str, ...]:
+    return step.name, step.name_with_hash, address(step)
 
 
 def _asset_keys(context: PlanExecutionContext) -> Iterable[dg.AssetKey]:

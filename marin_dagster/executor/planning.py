@@ -22,7 +22,7 @@ from marin_dagster.instance import asset_entries, last_version
 from marin_dagster.io_manager import cache_of
 from marin_dagster.reports import recorded_version
 from marin_dagster.runners import INLINE, Place, Routing, StepOverride
-from marin_dagster.steps.protocol import is_mutable
+from marin_dagster.steps.protocol import address, is_mutable
 
 _GRACE_S = 5.0
 _REMOTE_GRACE_S = 75.0
@@ -148,7 +148,7 @@ def decide(
         to_run += [key for path, key in key_of.items() if path in run.run]
         for path in run.pruned:
             pruned[key_of[path]] = (
-                f"{graph.steps[path].name_with_hash} is not built and not needed: "
+                f"{address(graph.steps[path])} is not built and not needed: "
                 "every selected step that reads it is in the cache."
             )
         for path, missing in run.blocked.items():
@@ -182,7 +182,7 @@ def _cache(
 ) -> StepCache:
     op = planned[next(iter(key_of.values()))].op
     resources = context.scoped_resources_builder.build({op.io_manager_key})
-    return cache_of(resources, op.io_manager_key, f"step {op.step.name_with_hash}")
+    return cache_of(resources, op.io_manager_key, f"step {address(op.step)}")
 
 
 def _places(

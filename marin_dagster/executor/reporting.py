@@ -21,6 +21,7 @@ from marin_dagster.executor.planned import PlannedStep
 from marin_dagster.executor.planning import Decisions
 from marin_dagster.reports import OUTPUT_PATH
 from marin_dagster.steps import StepLike
+from marin_dagster.steps.protocol import address
 
 
 def report_dry_run(
@@ -29,7 +30,7 @@ def report_dry_run(
     """Events of a run that only tells what it selects."""
     for step in plan.get_steps_to_execute_in_topo_order():
         ours = planned.get(step.key)
-        what = f"{ours.step.name_with_hash} -> {ours.step.output_path}" if ours else step.key
+        what = f"{address(ours.step)} -> {ours.step.output_path}" if ours else step.key
         yield _skipped(context.for_step(step), f"Dry run: would run, unless cached: {what}")
 
 
@@ -84,8 +85,8 @@ def _observe(context: Any, served: PlannedStep, drift: Drift | None) -> Iterator
     # build, and automation conditions downstream do not fire.
     yield DagsterEvent.step_start_event(context)
     if drift is not None:
-        context.log.warning(f"{served.step.name_with_hash}: {drift.message}")
-    message = f"Served from the cache: {served.step.name_with_hash}"
+        context.log.warning(f"{address(served.step)}: {drift.message}")
+    message = f"Served from the cache: {address(served.step)}"
     observation = dg.AssetObservation(
         asset_key=served.asset_key,
         metadata={
@@ -111,8 +112,8 @@ def _observe(context: Any, served: PlannedStep, drift: Drift | None) -> Iterator
 
 def _blocked(context: Any, step: StepLike, error: MarinDagsterError) -> DagsterEvent:
     message = str(error)
-    if step.name_with_hash not in message:
-        message = f"step {step.name_with_hash}: {message}"
+    if address(step) not in message:
+        message = f"step {address(step)}: {message}"
     info = SerializableErrorInfo(message, stack=[], cls_name=type(error).__name__)
     return DagsterEvent.step_failure_event(
         context, StepFailureData(error=info, user_failure_data=None)

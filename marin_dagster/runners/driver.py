@@ -43,6 +43,7 @@ from marin_dagster.runners.notes import (
 )
 from marin_dagster.runners.payload import StepCall, forget_traces, read_fault
 from marin_dagster.steps.paths import PREFIX_VARIABLE, output_prefix
+from marin_dagster.steps.protocol import address
 
 logger = logging.getLogger(__name__)
 
@@ -85,7 +86,7 @@ def take_over(
         EngineError: the engine does not answer, or has not yet ended a job that was cancelled.
         StoreError: the store refused.
     """
-    where = f"step {attempt.step.name_with_hash} ({attempt.folder.url})"
+    where = f"step {address(attempt.step)} ({attempt.folder.url})"
     runner = runners.get(left_over.runner)
     if left_over.engine == PROCESS_ENGINE:
         job = None  # it has ended with the process whose lease has run out
@@ -139,7 +140,7 @@ def submit(runner: Runner, attempt: Attempt, request: Request, controls: Control
     except RunnerError as error:
         if not isinstance(error, EngineAwayError):
             attempt.folder.delete(JOB_FILE)
-        where = f"step {attempt.step.name_with_hash} ({attempt.folder.url})"
+        where = f"step {address(attempt.step)} ({attempt.folder.url})"
         raise type(error)(f"{where}, runner {runner.name!r}: {error}") from error
     page = f" ({job.url})" if job.url else ""
     try:
@@ -246,7 +247,7 @@ def _cancel(job: Job) -> None:
 
 def _judge(job: Job, attempt: Attempt) -> None:
     """Raise unless the job has done what it should."""
-    where = f"step {attempt.step.name_with_hash}, job {job.label}"
+    where = f"step {address(attempt.step)}, job {job.label}"
     status: JobStatus = job.status
     if status.state is JobState.SUCCEEDED:
         if read_record(attempt.folder) is None:

@@ -3,7 +3,7 @@
 from typing import Any
 
 from marin_dagster.errors import StepWithoutFunctionError
-from marin_dagster.steps.protocol import StepLike
+from marin_dagster.steps.protocol import StepLike, address
 from marin_dagster.steps.remote import step_function
 
 
@@ -14,5 +14,5 @@ def run_inline(step: StepLike) -> Any:
     """
     function = step_function(step)
     if function is None:
-        raise StepWithoutFunctionError(f"step {step.name_with_hash} has no function")
+        raise StepWithoutFunctionError(f"step {address(step)} has no function")
     return function(step.output_path)

@@ -30,6 +30,7 @@ from marin_dagster.cache.record import (
     write_record,
 )
 from marin_dagster.errors import RunnerError, StepWithoutFunctionError
+from marin_dagster.steps.protocol import address
 from marin_dagster.steps.remote import step_function
 
 ERROR_FILE = ".step_error.json"
@@ -46,7 +47,7 @@ class StepCall:
     function: Callable[[str], Any]
     """Called with the output path."""
     name_with_hash: str
-    """The step, for messages."""
+    """The step as messages call it: see :func:`address`."""
     output_path: str
     job: str
     """The job's name; marks the error file, so that an old one is not mistaken for it."""
@@ -63,9 +64,9 @@ class StepCall:
         step = attempt.step
         function = step_function(step)
         if function is None:
-            raise StepWithoutFunctionError(f"step {step.name_with_hash} has no function")
+            raise StepWithoutFunctionError(f"step {address(step)} has no function")
         record = None if step.writes_record else step_record(step, None)
-        return cls(function, step.name_with_hash, step.output_path, job, record)
+        return cls(function, address(step), step.output_path, job, record)
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,7 @@ from marin_dagster.runners.settings import (
     StepOverride,
 )
 from marin_dagster.steps import StepLike
+from marin_dagster.steps.protocol import address
 from marin_dagster.steps.resources import ResourceConfig, parse_size
 
 logger = logging.getLogger(__name__)
@@ -155,7 +156,7 @@ class Routing:
         if override is not None:
             request = _overridden(step, request, override)
         name = (override and override.runner) or tag or self._routed(step, request)
-        where = f"step {step.name_with_hash} ({step.output_path})"
+        where = f"step {address(step)} ({step.output_path})"
         if fault := _environment_fault(request.env_vars):
             raise RoutingError(f"{where}: {fault}.")
         if name == INLINE:
@@ -221,7 +222,7 @@ class Routing:
             return self.config.default_with_resources
         if len(self.configured) > 1:
             raise RoutingError(
-                f"step {step.name_with_hash} ({step.output_path}): no route fits it, and there are "
+                f"step {address(step)} ({step.output_path}): no route fits it, and there are "
                 f"several runners ({', '.join(self.configured)}). Add a route, or set "
                 "default_with_resources."
             )
@@ -275,8 +276,6 @@ def _overridden(step: StepLike, request: Request, override: StepOverride) -> Req
         try:
             resources = replace(resources or ResourceConfig(), **fields)
         except ResourceError as error:
-            raise ResourceError(
-                f"step {step.name_with_hash}: in this run's config: {error}"
-            ) from None
+            raise ResourceError(f"step {address(step)}: in this run's config: {error}") from None
     environment = {**request.env_vars, **override.env}
     return replace(request, resources=resources, env_vars=environment)

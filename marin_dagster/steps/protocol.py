@@ -83,6 +83,16 @@ def artifact_version(step: StepLike) -> str | None:
     return str(step.hash_attrs.get("version", ""))
 
 
+def address(step: StepLike) -> str:
+    """What people call the step: its folder's path under the prefix.
+
+    ``name_hash``, and ``name/version`` of a lazy artifact, whose hash is in no path. (A path of its
+    own, by ``override_output_path``, changes nothing of what a step is called.)
+    """
+    version = artifact_version(step)
+    return step.name_with_hash if version is None else f"{step.name}/{version}"
+
+
 def is_mutable(step: StepLike) -> bool:
     """Whether the step is a ``dev`` version of a lazy artifact, which rebuilds every time."""
     version = artifact_version(step)

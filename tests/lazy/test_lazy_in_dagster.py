@@ -8,7 +8,7 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from marin_dagster import StepRunner, build_definitions
+from marin_dagster import StepRunner, build_definitions, marin_executor
 from marin_dagster.errors import FingerprintMismatchError, StepsFailedError
 from marin_dagster.lazy import OUT, ArtifactStep, apply, lower
 from support import memory_instance, metadata_of, run_job, status_of
@@ -55,6 +55,53 @@ def test_version_fingerprint_and_type_show(instance: dg.DagsterInstance) -> None
     assert spec.metadata["marin/version"] == V
     assert spec.metadata["marin/fingerprint"] == raw.fingerprint()
     assert spec.metadata["marin/result_type"] == "marin.execution.artifact.Artifact"
+
+
+def fail(out: str) -> None:
+    raise RuntimeError("on purpose")
+
+
+@pytest.mark.parametrize(
+    "config", [{}, {"force": ["raw/2026.07.01"]}, {"dry_run": True}, {"retry_failed": False}]
+)
+def test_an_artifact_is_called_by_its_address_and_never_by_a_hash(
+    config: dict[str, Any], instance: dg.DagsterInstance
+) -> None:
+    broken = apply("broken", fail, version=V, out=OUT)
+    handles = [handle("tokens", sources=[handle("raw")]), handle("below", sources=[broken])]
+    definitions = build_definitions(handles)
+    steps = [lower(one) for one in (*handles, handle("raw"), broken)]
+    told = [str(dict(spec.metadata)) for spec in definitions.resolve_all_asset_specs()]
+
+    with memory_instance() as elsewhere:
+        for found in (elsewhere, instance, instance):
+            run = run_job(definitions, found, config=config if found is instance else {})
+            told += [str(entry) for entry in found.all_logs(run.run_id)]
+
+    assert [step.name_with_hash for step in steps if step.name_with_hash in "".join(told)] == []
+    for step in steps:
+        assert f"{step.name}/{V}" in "".join(told)
+
+
+def test_an_asset_downstream_loads_an_artifact_by_its_definition(
+    instance: dg.DagsterInstance,
+) -> None:
+    loaded = []
+
+    @dg.asset(ins={"raw": dg.AssetIn(input_manager_key="marin_io_manager")})
+    def dashboard(raw: Any) -> None:
+        loaded.append(raw)
+
+    run_job(build_definitions([handle("raw")]), instance)
+    job = dg.define_asset_job("dashboards", selection=["dashboard"], executor_def=marin_executor)
+    definitions = dg.Definitions.merge(
+        build_definitions([handle("raw")]), dg.Definitions(assets=[dashboard], jobs=[job])
+    )
+
+    assert run_job(definitions, instance, job="dashboards").success
+    [output] = loaded
+    assert output.name_with_hash == f"raw/{V}"
+    assert output.path == handle("raw").path()
 
 
 def test_a_drifted_artifact_is_served_and_shown_as_out_of_date(
