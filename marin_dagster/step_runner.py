@@ -95,7 +95,10 @@ class StepRunner:
     """Steps at once; 0 means 8."""
     fray_client: Any = field(default=None, kw_only=True)
     """Takes steps with resources; Fray's current client when None, and processes of this machine
-    when there is none."""
+    when there is none, or only Fray's ``LocalClient``. A ``LocalClient`` that is given is refused:
+    it honours no resources and cannot stop a step."""
+    shared_disk: bool = field(default=False, kw_only=True)
+    """Whether the client's workers see this machine's disk, so that outputs may lie on it."""
     instance: dg.DagsterInstance | None = field(default=None, kw_only=True)
     """Where the run is recorded."""
 
@@ -153,7 +156,7 @@ class StepRunner:
             return {}
         from marin_dagster.runners.fray import FrayRunner
 
-        return {"fray": FrayRunner("fray", FraySettings(), client)}
+        return {"fray": FrayRunner("fray", FraySettings(shared_disk=self.shared_disk), client)}
 
     @contextmanager
     def _recording(self) -> Iterator[dg.DagsterInstance]:

@@ -60,8 +60,9 @@ class FrayRunner:
         if isinstance(client, fray_module("fray.local_backend").LocalClient):
             return (
                 "Fray's LocalClient runs functions in threads of this process: it honours no "
-                "resources and cannot stop a step. Give the runner an address or a client, or "
-                "send the step to the runner 'process'"
+                "resources and cannot stop a step. Give the runner another client or an address; "
+                "to run the step on this machine, send it to the runner 'process', or leave a "
+                "StepRunner's fray_client out"
             )
         if not _is_iris(client):
             return None

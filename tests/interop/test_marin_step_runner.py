@@ -1,5 +1,6 @@
 """Our ``StepRunner`` beside Marin's, on the same graphs and on the examples of Marin's guide."""
 
+import os
 import random
 import threading
 from pathlib import Path
@@ -7,12 +8,14 @@ from typing import Any
 
 import pytest
 from fray.current_client import set_current_client
+from fray.iris_backend import FrayIrisClient
+from fray.local_backend import LocalClient
 from marin.execution.lazy import ArtifactStep as MarinArtifactStep
 from marin.execution.step_runner import StepRunner as MarinRunner
 from marin.execution.step_spec import StepSpec as MarinStep
 
 from marin_dagster import ResourceConfig, StepRunner, StepSpec
-from marin_dagster.errors import StepsFailedError
+from marin_dagster.errors import EngineAwayError, RoutingError, StepsFailedError
 
 pytestmark = pytest.mark.interop
 
@@ -164,6 +167,33 @@ def test_frays_client_takes_steps_with_resources(how: str) -> None:
     assert "no room" in str(raised.value.exceptions[0])
     assert len(client.names) == 1
     assert client.names[0].startswith("train-")
+
+
+def test_a_runner_knows_whether_iris_workers_see_its_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("marin_dagster.runners.fray_clients._PATIENCE_S", 0.1)
+    nowhere = FrayIrisClient("http://127.0.0.1:9")
+    step = StepSpec("train", fn=print, resources=ResourceConfig(cpu=4))
+
+    with pytest.raises(RoutingError, match="shared_disk"):
+        StepRunner(fray_client=nowhere).run([step])
+    with pytest.raises(StepsFailedError) as raised:
+        StepRunner(fray_client=nowhere, shared_disk=True).run([step])
+
+    assert [type(error) for error in raised.value.exceptions] == [EngineAwayError]
+
+
+@pytest.mark.parametrize("how", ["given", "current"])
+def test_frays_local_client_takes_no_step(how: str) -> None:
+    step = StepSpec("train", fn=lambda _: {"pid": os.getpid()}, resources=ResourceConfig(ram="1g"))
+
+    if how == "given":
+        with pytest.raises(RoutingError, match=r"LocalClient .* fray_client out"):
+            StepRunner(fray_client=LocalClient()).run([step])
+        return
+    with set_current_client(LocalClient()):
+        results = StepRunner().run([step])
+
+    assert (results[step].result or {})["pid"] != os.getpid()
 
 
 def test_marins_adopted_data_that_is_missing_stops_nothing_else() -> None:
