@@ -182,7 +182,11 @@ class Runner(Protocol):
 
     @property
     def engine(self) -> str:
-        """Which engine that is, so that a job is not looked for on another of the same name."""
+        """Which engine that is, so that a job is not looked for on another of the same name.
+
+        Raises:
+            EngineError: the engine must be asked for it, and does not answer.
+        """
         ...
 
     def refuses(self, step: StepLike, request: Request) -> str | None:

@@ -91,10 +91,12 @@ def take_over(
     if left_over.engine == PROCESS_ENGINE:
         job = None  # it has ended with the process whose lease has run out
     elif runner is None or runner.engine != left_over.engine:
+        here = "has no runner of that name" if runner is None else f"asks {runner.engine!r}"
         raise RoutingError(
-            f"{where}: job {left_over.job} of the runner {left_over.runner!r} ({left_over.engine}) "
-            "was left over by an earlier run and may still be writing there, but this run has no "
-            f"such runner. Configure it, or make sure that the job has ended and delete {JOB_FILE}."
+            f"{where}: job {left_over.job} of the runner {left_over.runner!r} "
+            f"({left_over.engine!r}) was left over by an earlier run and may still be writing "
+            f"there, but this run {here}. Configure that runner, or make sure that the job has "
+            f"ended and delete {JOB_FILE}."
         )
     else:
         job = runner.attach(left_over.job)
@@ -133,8 +135,9 @@ def submit(runner: Runner, attempt: Attempt, request: Request, controls: Control
     """
     name = job_name(attempt.step, request, attempt.id)
     call = StepCall.of(attempt, name)
+    note = JobNote(runner.name, name, attempt.worker_id, runner.engine)
     forget_traces(attempt.folder)
-    write_job_note(attempt, JobNote(runner.name, name, attempt.worker_id, runner.engine))
+    write_job_note(attempt, note)
     try:
         job = runner.submit(name, call, _with_prefix(request))
     except RunnerError as error:

@@ -6,7 +6,7 @@ Plain data: the same models describe the executor's config and build the runners
 from collections.abc import Mapping
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 
 class RunnerSettings(BaseModel):
@@ -56,6 +56,20 @@ class FraySettings(RunnerSettings):
     env: dict[str, str] = Field(default_factory=dict, description="Environment of every job.")
 
 
+_OPTIONS_OF_THE_RUNNER = {
+    "clusters": "jobs are submitted to the cluster of SLURM_CONF, and asked of that cluster",
+    "cluster_constraint": "jobs are submitted to the cluster of SLURM_CONF",
+    "array": "a step is one job",
+    "job_name": "a job is found again by its name",
+    "output": "a job's log is in a folder of its own",
+    "error": "a job's log is in a folder of its own",
+    "wait": "the runner waits for jobs itself",
+    "quiet": "sbatch must print the job's id",
+    "test_only": "nothing would run",
+}
+"""Parameters of sbatch that a runner cannot work with, each with the reason."""
+
+
 class SlurmSettings(RunnerSettings):
     """Slurm batch jobs, through submitit."""
 
@@ -71,7 +85,7 @@ class SlurmSettings(RunnerSettings):
     parameters: dict[str, Any] = Field(
         default_factory=dict,
         description="More sbatch parameters, such as {qos: high}; they override what is derived "
-        "from the step's resources.",
+        "from the step's resources. Not clusters, array, job_name, output, error and wait.",
     )
     setup: list[str] = Field(
         default_factory=list, description="Shell lines to run on the node before the step."
@@ -81,6 +95,16 @@ class SlurmSettings(RunnerSettings):
         description="Whether the nodes see this machine's disk, so that outputs may lie on it.",
     )
     env: dict[str, str] = Field(default_factory=dict, description="Environment of every job.")
+
+    @field_validator("parameters")
+    @classmethod
+    def _refuse_options_of_the_runner(cls, parameters: dict[str, Any]) -> dict[str, Any]:
+        further = parameters.get("additional_parameters")
+        for key in (*parameters, *(further if isinstance(further, dict) else ())):
+            reason = _OPTIONS_OF_THE_RUNNER.get(key.replace("-", "_"))
+            if reason is not None:
+                raise ValueError(f"leave out {key}: {reason}")
+        return parameters
 
 
 class Route(RunnerSettings):

@@ -38,6 +38,8 @@ from marin_dagster.runners.settings import SlurmSettings
 from marin_dagster.runners.slurm_tools import (
     JOB_STATES,
     ask_slurm,
+    cluster_identity,
+    foreign_variables,
     job_field,
     job_status,
     resource_parameters,
@@ -68,6 +70,8 @@ class SlurmJob(Job):
         """Its log files, those of all ranks, as they grow."""
         tails: dict[Path, _Tail] = {}
         hurried = False
+        if not os.access(self.folder, os.R_OK | os.X_OK):
+            yield "stderr", f"[{self.folder} with the log of job {self.id} cannot be read here]\n"
         while not self.runner.closed.is_set():
             final = self.status.state.final
             if not hurried and (self.folder / _ENDED).exists():
@@ -103,14 +107,22 @@ class SlurmRunner:
     settings: SlurmSettings
     closed: threading.Event = field(default_factory=threading.Event, init=False)
     poller: Poller[SlurmJob] = field(init=False)
+    _engine: str = field(default="", init=False)
 
     def __post_init__(self) -> None:
         self.poller = Poller(self._ask, self.name)
 
     @property
     def engine(self) -> str:
-        """Slurm; which cluster, its own configuration says."""
-        return "slurm"
+        """The cluster, and the user where Slurm hides one's jobs from another: a job is looked for
+        only where it can be seen.
+
+        Raises:
+            EngineError: Slurm does not answer.
+        """
+        if not self._engine:
+            self._engine = cluster_identity()
+        return self._engine
 
     def refuses(self, step: StepLike, request: Request) -> str | None:
         """Slurm has no TPUs, places and images, and nodes have the packages that they have."""
@@ -162,9 +174,9 @@ class SlurmRunner:
         return job
 
     def attach(self, name: str) -> SlurmJob | None:
-        """The newest job of that name, which may have ended some minutes ago."""
-        own = ("squeue", "--noheader", f"--user={os.getuid()}")
-        ids = ask_slurm(*own, "--states=all", f"--name={name}", "--format=%A").split()
+        """The newest job of that name, whoever submitted it; it may have ended some minutes ago."""
+        every = ("squeue", "--noheader", "--states=all")
+        ids = ask_slurm(*every, f"--name={name}", "--format=%A").split()
         line = show_job(max(ids, key=int)) if ids else None
         if line is None:
             return None
@@ -184,6 +196,7 @@ class SlurmRunner:
         return Path(self.settings.folder).expanduser().absolute() / name
 
     def _ask(self, jobs: Sequence[SlurmJob]) -> Mapping[str, JobStatus]:
+        # All jobs of a cluster may be many; those of another user are shown one by one below.
         listed = ask_slurm("squeue", "--noheader", f"--user={os.getuid()}", "--format=%A %T")
         alive = dict(line.split() for line in listed.splitlines())
         answers = {}
@@ -250,13 +263,7 @@ _RANK_PARAMETERS = ("nodes", "ntasks", "ntasks_per_node")
 
 class _Executor(submitit.SlurmExecutor):
     def _make_submission_command(self, submission_file_path: Path) -> list[str]:
-        # From inside a job of Slurm, the new job would inherit that one's shape.
-        inherited = [
-            name
-            for name in os.environ
-            if name.startswith(("SLURM_", "SLURMD_")) and name != "SLURM_CONF"
-        ]
-        unset = [part for name in inherited for part in ("-u", name)]
+        unset = [part for name in foreign_variables() for part in ("-u", name)]
         return ["env", *unset, "timeout", str(_SUBMIT_S), "sbatch", str(submission_file_path)]
 
 

@@ -1,6 +1,7 @@
 """What Slurm's tools say about jobs, and asking them."""
 
 import math
+import os
 import re
 import signal
 import subprocess
@@ -30,6 +31,8 @@ _REASONS = {
     "BOOT_FAIL": "node failed to start",
     "REVOKED": "moved to another cluster",
 }
+_SLURMS_OWN = ("SBATCH_", "SCANCEL_", "SCONTROL_", "SLURM_", "SLURMD_", "SQUEUE_", "SRUN_")
+_KEPT = ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT")
 _NO_LOG_FILE = 53
 """Slurm's signal number for a job whose log could not be opened."""
 _MEMORY_KILL = re.compile(r"slurmstepd.*(exceeded .*memory limit|oom.kill)", re.IGNORECASE)
@@ -66,6 +69,16 @@ def job_status(line: str, stderr: str = "") -> JobStatus:
     return JobStatus(state, _REASONS.get(name, ""))
 
 
+def foreign_variables() -> list[str]:
+    """Environment variables of this process that must not reach Slurm's tools.
+
+    sbatch lets them override the options in a job's script; squeue and the others would look at
+    some jobs only, or at another cluster; and inside a job of Slurm the new one would inherit that
+    one's shape. What leads to the cluster and proves who is asking stays.
+    """
+    return [name for name in os.environ if name.startswith(_SLURMS_OWN) and name not in _KEPT]
+
+
 def ask_slurm(*command: str) -> str:
     """The output of one of Slurm's tools.
 
@@ -73,9 +86,16 @@ def ask_slurm(*command: str) -> str:
         EngineError: it is not there, fails, or does not answer in time.
     """
     tool = command[0]
+    foreign = foreign_variables()
     try:
         done = subprocess.run(
-            command, capture_output=True, text=True, errors="replace", timeout=_ASK_S, check=False
+            command,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_ASK_S,
+            check=False,
+            env={name: value for name, value in os.environ.items() if name not in foreign},
         )
     except FileNotFoundError as error:
         raise EngineError(f"{tool} was not found. Install Slurm's client commands.") from error
@@ -94,6 +114,19 @@ def show_job(job_id: str) -> str | None:
         if _FORGOTTEN in str(error):
             return None
         raise
+
+
+def cluster_identity() -> str:
+    """The cluster that Slurm's tools talk to, and the user where nobody sees the jobs of others.
+
+    Raises:
+        EngineError: Slurm does not answer.
+    """
+    shown = ask_slurm("scontrol", "show", "config")
+    config = dict(re.findall(r"^(\w+)\s*= (.*?)\s*$", shown, re.MULTILINE))
+    private = {"jobs", "all"} & set(config.get("PrivateData", "").lower().split(","))
+    owner = f", jobs of uid {os.getuid()} only" if private else ""
+    return f"slurm {config.get('ClusterName', '')}{owner}"
 
 
 def job_field(line: str, name: str) -> str:

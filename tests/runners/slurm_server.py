@@ -132,7 +132,7 @@ class SlurmServer:
 
     def end_jobs(self) -> None:
         """Cancel every job and wait until none is left."""
-        self.ask("scancel", "--user=root")
+        self.ask("scancel", *self.ask("squeue", "--noheader", "-o", "%A").split())
         self.wait("the last jobs", lambda: self.ask("squeue", "--noheader", "-o", "jobs%A") == "")
 
     def stop(self) -> None:

@@ -30,6 +30,7 @@ from marin_dagster.errors import EngineError
 from marin_dagster.runners import JobState, JobStatus
 from marin_dagster.runners.payload import read_fault
 from marin_dagster.runners.slurm import SlurmJob, SlurmRunner
+from marin_dagster.runners.slurm_tools import job_field, show_job
 
 WHOLE_NODE = ResourceConfig(cpu=SLOTS, ram="512m")
 
@@ -141,6 +142,76 @@ def test_of_two_jobs_with_one_name_the_newest_counts(
     assert found is not None
     assert found.id == second.id
     assert found.status.state is JobState.SUCCEEDED
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {"SBATCH_TIMELIMIT": "1"},
+        {"SBATCH_MEM_PER_NODE": "100"},
+        {"SBATCH_MEM_PER_CPU": "100"},
+        {"SBATCH_OUTPUT": "/elsewhere/log"},
+        {"SBATCH_REQUEUE": "1"},
+        {"SBATCH_JOB_NAME": "other"},
+        {"SBATCH_ARRAY_INX": "0-3"},
+        {"SBATCH_PARTITION": "urgent"},
+        {"SBATCH_CLUSTERS": "other"},
+        {"SLURM_CLUSTERS": "other"},
+        {"SQUEUE_PARTITION": "urgent"},
+        {"SCANCEL_STATE": "RUNNING"},
+        {"SCANCEL_INTERACTIVE": "true"},
+    ],
+    ids=lambda environment: "+".join(environment),
+)
+def test_variables_of_slurms_tools_in_the_run_worker_change_nothing(
+    make: Callable[..., SlurmRunner],
+    monkeypatch: pytest.MonkeyPatch,
+    environment: dict[str, str],
+) -> None:
+    runner = make(parameters={"hold": True}, time_min=90)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    job = submit(runner, step_of(step_functions.write))
+
+    found = runner.attach("step-1")
+
+    assert found is not None
+    assert found.id == job.id
+    assert found.folder == job.folder
+    shown = show_job(job.id)
+    assert shown is not None
+    names = ("TimeLimit", "Partition", "MinMemoryNode", "Requeue", "ArrayJobId", "StdOut")
+    assert [job_field(shown, name) for name in names] == [
+        *("01:30:00", "main", "512M", "0", ""),
+        str(job.folder / f"{job.id}_0_log.out"),
+    ]
+    job.cancel()
+    assert end(job).state is JobState.CANCELLED
+
+
+def test_a_job_of_another_user_is_found_and_watched(
+    server: SlurmServer, runner: SlurmRunner, tmp_path: Path
+) -> None:
+    script = ("--uid=nobody", "--job-name=step-1", f"--output={tmp_path}/log", "--wrap=true")
+    assert server.ask("sbatch", "--hold", *script)
+
+    job = runner.attach("step-1")
+
+    assert job is not None
+    assert runner.poller.ask([job]) == {"step-1": JobStatus(JobState.PENDING)}
+    job.cancel()
+    assert end(job).state is JobState.CANCELLED
+
+
+def test_a_log_that_cannot_be_read_is_named(runner: SlurmRunner, tmp_path: Path) -> None:
+    job = SlurmJob("step-1", id="7", runner=runner, folder=tmp_path / "of another")
+    job.report(JobStatus(JobState.FAILED))
+
+    assert f"{tmp_path / 'of another'} with the log of job 7 cannot be read" in log_of(job)
+
+
+def test_the_engine_of_a_note_is_the_cluster(runner: SlurmRunner) -> None:
+    assert runner.engine == "slurm test"
 
 
 def test_a_job_that_makes_way_for_a_more_urgent_one_is_lost(

@@ -1,5 +1,6 @@
 """What Slurm says about jobs, what is asked of it, and what is refused; without a Slurm."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -7,7 +8,17 @@ import pytest
 from step_functions import write
 
 from marin_dagster import ResourceConfig, StepSpec
-from marin_dagster.runners import JobState, JobStatus, Request, SlurmSettings, slurm
+from marin_dagster.errors import RoutingError
+from marin_dagster.runners import (
+    JobState,
+    JobStatus,
+    Request,
+    Routing,
+    RoutingConfig,
+    SlurmSettings,
+    slurm,
+    slurm_tools,
+)
 from marin_dagster.runners.slurm import SlurmJob, SlurmRunner
 from marin_dagster.runners.slurm_tools import job_status
 
@@ -90,6 +101,56 @@ def test_a_job_that_slurm_starts_again_after_a_preemption_has_one_end(tmp_path: 
     running = JobState.RUNNING
     assert seen == [running, JobState.PENDING, JobState.PENDING, running, JobState.SUCCEEDED]
     assert job.status == JobStatus(JobState.SUCCEEDED)
+
+
+@pytest.mark.parametrize(
+    ("config", "identity"),
+    [
+        ("ClusterName = big\nPrivateData             = none", "slurm big"),
+        ("ClusterName = big\nPrivateData = nodes,jobs", "slurm big, jobs of uid 1234 only"),
+        ("ClusterName = big\nPrivateData = all", "slurm big, jobs of uid 1234 only"),
+        ("ClusterName = small\nPrivateData = accounts,users", "slurm small"),
+    ],
+)
+def test_jobs_are_of_a_cluster_and_of_a_user_where_others_do_not_see_them(
+    config: str, identity: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+    monkeypatch.setattr(os, "getuid", lambda: 1234)
+    monkeypatch.setattr(slurm_tools, "ask_slurm", lambda *command: asked.append(command) or config)
+    runner = SlurmRunner("cluster", SlurmSettings(folder="/jobs"))
+
+    assert runner.engine == identity
+    assert runner.engine == identity
+    assert asked == [("scontrol", "show", "config")]
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"clusters": "other"},
+        {"cluster-constraint": "other"},
+        {"array": "0-3"},
+        {"job_name": "mine"},
+        {"output": "/dev/null"},
+        {"error": "/dev/null"},
+        {"wait": True},
+        {"quiet": True},
+        {"test-only": True},
+        {"additional_parameters": {"clusters": "other"}},
+    ],
+    ids=str,
+)
+def test_parameters_that_the_runner_cannot_work_with_are_refused(
+    parameters: dict[str, Any],
+) -> None:
+    config = RoutingConfig(
+        runners={"cluster": {"slurm": {"folder": "/jobs", "parameters": parameters}}}
+    )
+    option = next(iter(parameters.get("additional_parameters", parameters)))
+
+    with pytest.raises(RoutingError, match=rf"runners\.cluster\.slurm: (.|\n)*leave out {option}:"):
+        Routing(config)
 
 
 def refusal(request: Request, path: str = "s3://bucket/step", **settings: Any) -> str | None:
