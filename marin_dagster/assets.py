@@ -1,16 +1,13 @@
 """``build_marin_assets``: one asset for each step of a graph."""
 
-import hashlib
-import keyword
-import re
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import dagster as dg
 
-from marin_dagster._compat import DISALLOWED_NAMES
 from marin_dagster.errors import CollisionError, GraphError, MarinDagsterWarning
+from marin_dagster.op_names import op_name
 from marin_dagster.step_op import OUTPUT_NAME, StepOp
 from marin_dagster.steps import StepGraph, StepLike
 from marin_dagster.steps.protocol import is_external
@@ -197,18 +194,3 @@ def _assets_definition(
         node_def=op,
         specs=[spec],
     )
-
-
-def op_name(key: dg.AssetKey) -> str:
-    """A name for the key's op, which is also its step key; different keys have different names.
-
-    The parts, joined by two underscores. Where that is no name, or could be the name of another key
-    (``a-b`` beside ``a_b``, ``x/y`` beside ``x__y``), eight digits of the key's hash are added. It
-    depends on the key alone, so that graphs merge and runs can be compared.
-    """
-    joined = "__".join(key.path)
-    name = re.sub(r"[^A-Za-z0-9_]", "_", joined)
-    ambiguous = name != joined or any("__" in f"_{part}_" for part in key.path)
-    if ambiguous or name in DISALLOWED_NAMES or keyword.iskeyword(name):
-        return f"{name}_{hashlib.sha256(key.to_user_string().encode()).hexdigest()[:8]}"
-    return name

@@ -6,10 +6,11 @@ from typing import Any
 
 import dagster as dg
 
-from marin_dagster.assets import Steps, asset_keys, graph_of, op_name
+from marin_dagster.assets import Steps, asset_keys, graph_of
 from marin_dagster.cache import Status
 from marin_dagster.cache.integrity import check_integrity
 from marin_dagster.instance import asset_entries
+from marin_dagster.op_names import op_name
 from marin_dagster.reports import OUTPUT_PATH, last_output_path
 from marin_dagster.steps import StepLike
 from marin_dagster.steps.protocol import is_external

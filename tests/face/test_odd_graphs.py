@@ -34,23 +34,6 @@ def test_a_step_may_be_called_what_dagster_and_python_reserve(
     assert list(run.materialized()) == [name]
 
 
-@pytest.mark.parametrize(("one", "other"), [("a.b", "a-b"), ("x/y", "x__y"), ("a-b", "a_b")])
-def test_graphs_whose_names_look_alike_merge(one: str, other: str, recorder: Recorder) -> None:
-    merged = dg.Definitions.merge(
-        build_definitions([recorder.step(one)]),
-        build_definitions([recorder.step(other)], job_name="other"),
-    )
-    dg.Definitions.validate_loadable(merged)
-
-
-def test_a_step_key_does_not_depend_on_the_other_steps(recorder: Recorder) -> None:
-    def name_of(*steps: StepSpec) -> str:
-        assets = build_marin_assets(steps)
-        return next(a.op.name for a in assets if isinstance(a, dg.AssetsDefinition))
-
-    assert name_of(recorder.step("a-b")) == name_of(recorder.step("a-b"), recorder.step("a_b"))
-
-
 def test_partitions_are_refused_with_the_steps_name() -> None:
     class Partitioned(DagsterMarinTranslator):
         def get_asset_spec(self, step: Any) -> dg.AssetSpec:
