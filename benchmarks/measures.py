@@ -194,6 +194,43 @@ def measure_decision(steps: int, latency_s: float) -> dict[str, float]:
     return {"wall": seconds, "tick": tick_seconds}
 
 
+def measure_schedule(unfinished: int) -> dict[str, float]:
+    """Seconds of a schedule's first tick over 20 steps while runs of another job wait: with all of
+    the steps finished, and with one to run."""
+    import dagster as dg
+
+    from marin_dagster import MarinIOManager, StepSpec, build_definitions
+
+    specs = finished_steps(20, 0.0, StepSpec)
+    other = dg.AssetsDefinition.from_op(dg.op(name="other")(lambda: None))
+    mine = build_definitions(specs, schedule="0 6 * * *")
+    theirs = dg.Definitions(assets=[other], jobs=[dg.define_asset_job("others", selection=[other])])
+    repository = dg.Definitions.merge(mine, theirs).get_repository_def()
+    schedule = repository.get_schedule_def("materialize_steps_schedule")
+    repository.get_job(schedule.job_name)  # a code server has resolved it by then
+    with dg.DagsterInstance.get() as instance:
+        for _ in range(unfinished):
+            instance.create_run_for_job(job_def=repository.get_job("others"))
+
+    def tick() -> float:
+        with (
+            dg.DagsterInstance.get() as instance,
+            dg.build_schedule_context(
+                instance=instance,
+                repository_def=repository,
+                resources={"marin_io_manager": MarinIOManager()},
+            ) as context,
+        ):
+            started = time.perf_counter()
+            schedule.evaluate_tick(context)
+            return time.perf_counter() - started
+
+    tick()  # the first of a process imports what it needs
+    cached = tick()
+    Path(specs[-1].output_path, ".executor_status").unlink()
+    return {"cached": cached, "one": tick()}
+
+
 def measure_sensor(steps: int, latency_s: float) -> dict[str, float]:
     """Seconds of a sensor's first tick, and of one after all that is finished has been reported."""
     import dagster as dg
@@ -271,6 +308,7 @@ def measure_idle() -> dict[str, float]:
 MEASURES: dict[str, Callable[..., dict[str, float]]] = {
     "run": measure_run,
     "decision": measure_decision,
+    "schedule": measure_schedule,
     "sensor": measure_sensor,
     "load": measure_load,
     "import": measure_import,

@@ -74,6 +74,16 @@ def decision() -> None:
         print(f"{where}: {measured['wall']:.3f} s, a schedule's tick {measured['tick']:.3f} s")
 
 
+def schedule() -> None:
+    """A schedule's tick over 20 steps while runs of another job wait."""
+    for unfinished in (0, 100, 400, 1000):
+        measured = measure("schedule", unfinished)
+        print(
+            f"{unfinished:>5,} runs: {measured['cached']:.3f} s with nothing to run, "
+            f"{measured['one']:.3f} s with one step to run"
+        )
+
+
 def sensor() -> None:
     """Ticks of the cache sensor over 1,000 finished steps."""
     for where, latency_s in (("local disk", 0.0), ("a store with 50 ms latency", 0.05)):
@@ -109,6 +119,7 @@ def idle() -> None:
 
 SCENARIOS: dict[str, Callable[[], None]] = {
     "decision": decision,
+    "schedule": schedule,
     "sensor": sensor,
     "load": load,
     "imports": imports,

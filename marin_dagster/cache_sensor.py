@@ -158,9 +158,8 @@ def _tick(
     fresh = [item for item in news if item.kind is not None]
     if fresh:
         keys = [item.watched.key for item in fresh]
-        planned: set[dg.AssetKey] = set()
-        for run_id in running | _runs_in_progress(instance):
-            planned |= planned_assets(instance, run_id)
+        runs = {**running, **_runs_in_progress(instance)}
+        planned = {key for _, of in planned_assets(instance, runs.values(), keys) for key in of}
         now = asset_entries(instance, keys)
         left = {
             key for key in keys if key in planned or _seen(now.get(key)) != _seen(entries.get(key))
@@ -182,9 +181,8 @@ def _tick(
     )
 
 
-def _runs_in_progress(instance: dg.DagsterInstance) -> frozenset[str]:
-    runs = instance.get_runs(dg.RunsFilter(statuses=_IN_PROGRESS))
-    return frozenset(run.run_id for run in runs)
+def _runs_in_progress(instance: dg.DagsterInstance) -> dict[str, dg.DagsterRun]:
+    return {run.run_id: run for run in instance.get_runs(dg.RunsFilter(statuses=_IN_PROGRESS))}
 
 
 def _seen(entry: Any) -> tuple[Any, ...] | None:

@@ -1,6 +1,6 @@
 """What a Dagster instance knows of assets, asked in portions that any database takes."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 import dagster as dg
 
@@ -45,22 +45,33 @@ def unfinished_runs(
     instance: dg.DagsterInstance, keys: Collection[dg.AssetKey]
 ) -> dict[dg.AssetKey, dg.DagsterRun]:
     """For each asset that an unfinished run is to make, queued or running, the newest such run."""
+    if not keys:
+        return {}
     found: dict[dg.AssetKey, dg.DagsterRun] = {}
-    for run in instance.get_runs(dg.RunsFilter(statuses=_UNFINISHED)):
-        for key in planned_assets(instance, run.run_id).intersection(keys):
+    runs = instance.get_runs(dg.RunsFilter(statuses=_UNFINISHED))
+    for run, planned in planned_assets(instance, runs, keys):
+        for key in planned:
             found.setdefault(key, run)
     return found
 
 
-def planned_assets(instance: dg.DagsterInstance, run_id: str) -> set[dg.AssetKey]:
-    """The assets that a run has set out to materialize."""
-    kind = dg.DagsterEventType.ASSET_MATERIALIZATION_PLANNED
-    planned: set[dg.AssetKey] = set()
-    cursor: str | None = None
-    more = True
-    while more:
-        page = instance.get_records_for_run(run_id, cursor=cursor, of_type=kind)
-        events = [record.event_log_entry.dagster_event for record in page.records]
-        planned |= {event.asset_key for event in events if event and event.asset_key}
-        cursor, more = page.cursor, page.has_more
-    return planned
+def planned_assets(
+    instance: dg.DagsterInstance, runs: Iterable[dg.DagsterRun], keys: Collection[dg.AssetKey]
+) -> Iterator[tuple[dg.DagsterRun, frozenset[dg.AssetKey]]]:
+    """Which of these assets each run has set out to materialize.
+
+    Read from the runs' execution plans, which equal runs share: however many runs of a job wait,
+    their plan is read once, and that of a run which selects other assets is not read.
+    """
+    wanted = frozenset(keys)
+    of_plan: dict[str, frozenset[dg.AssetKey]] = {}
+    for run in runs:
+        plan_id = run.execution_plan_snapshot_id
+        if plan_id is None:
+            continue
+        if run.asset_selection is not None and wanted.isdisjoint(run.asset_selection):
+            continue
+        if plan_id not in of_plan:
+            plan = instance.get_execution_plan_snapshot(plan_id)
+            of_plan[plan_id] = wanted & plan.asset_selection
+        yield run, of_plan[plan_id]

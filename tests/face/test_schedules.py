@@ -1,13 +1,16 @@
 """Schedules that read the cache: what a tick requests, and when and why it skips."""
 
 import random
+import re
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import dagster as dg
 import fsspec
 import pytest
+import sqlalchemy
 from fsspec.implementations.local import LocalFileSystem
 
 from marin_dagster import (
@@ -304,13 +307,18 @@ def test_a_lease_is_judged_by_the_io_managers_times(
 
 
 def queue(
-    definitions: dg.Definitions, instance: dg.DagsterInstance, keys: list[str], job: str = JOB
+    definitions: dg.Definitions,
+    instance: dg.DagsterInstance,
+    keys: list[str] | None,
+    job: str = JOB,
 ) -> dg.DagsterRun:
-    """A run of some assets that has not begun yet."""
+    """A run of some assets, or of all of the job's, that has not begun yet."""
+    job_def = definitions.resolve_job_def(job)
+    if keys is None:
+        return instance.create_run_for_job(job_def=job_def)
     selection = {dg.AssetKey.from_user_string(key) for key in keys}
     return instance.create_run_for_job(
-        job_def=definitions.resolve_job_def(job).get_subset(asset_selection=selection),
-        asset_selection=frozenset(selection),
+        job_def=job_def.get_subset(asset_selection=selection), asset_selection=frozenset(selection)
     )
 
 
@@ -353,6 +361,67 @@ def test_of_many_unfinished_runs_a_few_are_named(
 
     assert reason.count("(NOT_STARTED) is to make step-") == 5
     assert reason.endswith(" and 2 more.")
+
+
+@contextmanager
+def selected_from() -> Iterator[list[str]]:
+    """The table of each query that any of Dagster's databases is given."""
+    read: list[str] = []
+
+    def note(*arguments: Any) -> None:
+        read.extend(re.findall(r"^SELECT .*\bFROM (\w+)", arguments[2], re.DOTALL))
+
+    sqlalchemy.event.listen(sqlalchemy.Engine, "before_cursor_execute", note)
+    try:
+        yield read
+    finally:
+        sqlalchemy.event.remove(sqlalchemy.Engine, "before_cursor_execute", note)
+
+
+@pytest.mark.parametrize(
+    ("job", "select"),
+    [("others", ["other_0"]), ("others", None), (JOB, None)],
+    ids=["selects others", "another job", "our job"],
+)
+def test_a_tick_reads_no_more_when_more_runs_are_unfinished(
+    job: str, select: list[str] | None, recorder: Recorder, instance: dg.DagsterInstance
+) -> None:
+    others = [dg.AssetsDefinition.from_op(_noop(f"other_{number}")) for number in range(2)]
+    other_job = dg.define_asset_job("others", selection=dg.AssetSelection.assets(*others))
+    definitions = dg.Definitions.merge(
+        scheduled(recorder.step("raw")), dg.Definitions(assets=others, jobs=[other_job])
+    )
+
+    read = {}
+    for runs in (1, 3):
+        while len(instance.get_runs()) < runs:
+            queue(definitions, instance, select, job)
+        with selected_from() as read[runs]:
+            evaluate(definitions, instance)
+
+    assert "runs" in read[1]
+    assert read[3] == read[1]
+
+
+def test_a_tick_that_has_nothing_to_run_reads_no_runs(
+    recorder: Recorder, instance: dg.DagsterInstance
+) -> None:
+    step = recorder.step("raw")
+    finish(step)
+    definitions = scheduled(step)
+    queue(definitions, instance, None)
+
+    with selected_from() as read:
+        skipped(evaluate(definitions, instance))
+
+    assert "runs" not in read
+
+
+def _noop(name: str) -> dg.OpDefinition:
+    @dg.op(name=name)
+    def noop() -> None: ...
+
+    return noop
 
 
 def test_beside_an_unfinished_run_only_what_does_not_wait_for_it_is_requested(
