@@ -38,6 +38,8 @@ class StepControl:
     """Where the step runs."""
     runners: Mapping[str, Runner] = field(default_factory=dict)
     """Every runner of the run, by name."""
+    from_script: bool = False
+    """The run's process is the user's own script."""
     failures: list[BaseException] | None = None
     """Where to leave what the step's attempt raised, for who wants the exception itself."""
     history: History | None = None

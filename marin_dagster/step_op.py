@@ -9,7 +9,7 @@ from typing import Any
 import dagster as dg
 
 from marin_dagster._compat import disable_dagster_warnings
-from marin_dagster.cache import Attempt, CacheState, Folder, Hit, StepCache, find_drift
+from marin_dagster.cache import Attempt, CacheState, Folder, Hit, RunIdentity, StepCache, find_drift
 from marin_dagster.control import StepControl, step_control
 from marin_dagster.errors import MarinDagsterError
 from marin_dagster.history import History
@@ -76,6 +76,7 @@ class StepOp:
             force=control.force,
             retry_failed=control.retry_failed,
             hit_expected=control.hit_expected,
+            run=_identity(context, control),
             wait=control.wait,
             say=context.log.info,
         )
@@ -137,6 +138,10 @@ class StepOp:
             )
 
 
+def _identity(context: dg.AssetExecutionContext, control: StepControl) -> RunIdentity:
+    return RunIdentity(context.run.job_name, context.run.run_id, control.from_script)
+
+
 def _built_version(step: StepLike) -> str | None:
     """The data version of a finished output; None where only Dagster can know it."""
     if is_mutable(step):
@@ -153,7 +158,8 @@ def _register(
     step: StepLike, cache: StepCache, control: StepControl, context: dg.AssetExecutionContext
 ) -> None:
     """Write the record of adopted data, which is no asset that a run could build."""
-    outcome = cache.begin(step, wait=control.wait, say=context.log.info)
+    run = _identity(context, control)
+    outcome = cache.begin(step, run=run, wait=control.wait, say=context.log.info)
     if isinstance(outcome, Attempt):
         control.attempts.append(outcome)
         try:
@@ -194,7 +200,7 @@ def _build(
 
 def _run_inline(attempt: Attempt, control: StepControl) -> None:
     with control.user_code():
-        attempt.result = run_inline(attempt.step)
+        attempt.result = run_inline(attempt.step, attempt.provenance)
 
 
 def _write(stream: str, text: str) -> None:

@@ -4,7 +4,7 @@ from marin_dagster.cache.attempt import Attempt, Hit
 from marin_dagster.cache.cache import CacheState, LookUp, StepCache
 from marin_dagster.cache.drift import Drift, find_drift
 from marin_dagster.cache.lease import LeaseTiming
-from marin_dagster.cache.provenance import Provenance, launch_provenance
+from marin_dagster.cache.provenance import Provenance, RunIdentity, built_as, launch_provenance
 from marin_dagster.cache.record import ArtifactRecord, read_record, write_record
 from marin_dagster.cache.status import Status, read_status, write_status
 from marin_dagster.cache.store import Folder
@@ -19,8 +19,10 @@ __all__ = [
     "LeaseTiming",
     "LookUp",
     "Provenance",
+    "RunIdentity",
     "Status",
     "StepCache",
+    "built_as",
     "find_drift",
     "launch_provenance",
     "read_record",

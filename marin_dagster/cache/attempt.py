@@ -14,10 +14,12 @@ from typing import Any
 from marin_dagster.cache.drift import Drift
 from marin_dagster.cache.keeper import HeldLease
 from marin_dagster.cache.lease import Lease
+from marin_dagster.cache.provenance import Provenance, RunIdentity, launch_provenance
 from marin_dagster.cache.record import (
     RECORD_FILE,
     ArtifactRecord,
     read_record,
+    restate_provenance,
     step_record,
     write_record,
 )
@@ -66,6 +68,8 @@ class Attempt:
     """The lease of the worker that was found dead."""
     begun_before: bool = False
     """Somebody has begun this output before."""
+    run: RunIdentity | None = None
+    """The Dagster run that this attempt belongs to."""
     result: Any = None
     """What the function returned, when it ran in this process."""
     has_record: bool = False
@@ -86,6 +90,12 @@ class Attempt:
     def id(self) -> str:
         """8 hex digits that no other attempt has."""
         return self.worker_id[-8:]
+
+    @property
+    def provenance(self) -> Provenance:
+        """What the record states about who builds the output."""
+        launch = launch_provenance()
+        return launch if self.run is None else launch.in_run(self.run)
 
     @property
     def lost(self) -> LeaseLostError | None:
@@ -121,7 +131,9 @@ class Attempt:
                 )
             try:
                 written = self.has_record or self.step.writes_record
-                record = None if written else step_record(self.step, self.result)
+                record = None
+                if not written:
+                    record = step_record(self.step, self.result, self.provenance)
                 # Before the record, too: a new owner's record is not ours to overwrite.
                 self._lease.check()
                 if record is not None:
@@ -155,7 +167,7 @@ class Attempt:
                 f"step {address(self.step)} states writes_record but left no {RECORD_FILE} "
                 f"in {self.folder.url}. Write it in the step's function."
             )
-        return record
+        return restate_provenance(self.folder, record, self.run)
 
     def fail(self) -> None:
         """Mark the attempt as failed and give the lease back. Raises nothing for a broken store:

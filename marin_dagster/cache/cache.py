@@ -26,6 +26,7 @@ from marin_dagster.cache.keeper import HeldLease, keeper
 from marin_dagster.cache.lease import LeaseTiming, LeaseWatch, Lock, new_worker_id
 from marin_dagster.cache.locks import lock_for
 from marin_dagster.cache.many import look_at_all
+from marin_dagster.cache.provenance import RunIdentity
 from marin_dagster.cache.record import write_info
 from marin_dagster.cache.status import STATUS_FILE, Status, read_status, write_status
 from marin_dagster.cache.store import Folder
@@ -139,6 +140,7 @@ class StepCache:
         force: bool = False,
         retry_failed: bool = True,
         hit_expected: bool = False,
+        run: RunIdentity | None = None,
         wait: Callable[[float], Any] = time.sleep,
         say: Callable[[str], Any] = logger.info,
     ) -> Hit | Attempt:
@@ -154,6 +156,7 @@ class StepCache:
             retry_failed: build again when the last attempt failed.
             hit_expected: the output was seen finished and its inputs were pruned; fail rather than
                 build without them.
+            run: the Dagster run that asks, for the record.
             wait: waits for some seconds; may raise to stop waiting for another worker.
             say: told now and then whom this waits for.
 
@@ -202,7 +205,7 @@ class StepCache:
                     attempt.give_back()
                     return _hit(step, folder, say)
                 _check_may_build(step, status, retry_failed=retry_failed, hit_expected=hit_expected)
-                attempt.previous, attempt.left_by = status, lease
+                attempt.previous, attempt.left_by, attempt.run = status, lease, run
                 if status not in (None, Status.SUCCESS):
                     attempt.previous_at = folder.modified(STATUS_FILE)
                 attempt.begun_before = not write_info(folder, step)

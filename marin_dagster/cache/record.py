@@ -14,7 +14,13 @@ from typing import Any, Protocol, TypeVar
 from pydantic import BaseModel, Field, ValidationError
 from pydantic_core import to_jsonable_python
 
-from marin_dagster.cache.provenance import Provenance, launch_provenance
+from marin_dagster.cache.provenance import (
+    AnyProvenance,
+    Provenance,
+    RunIdentity,
+    RunProvenance,
+)
+from marin_dagster.cache.secrets import scrub
 from marin_dagster.cache.store import Folder
 from marin_dagster.errors import OutputNotReadyError, RecordError, ResultError
 from marin_dagster.steps.paths import join
@@ -48,7 +54,7 @@ class ArtifactRecord(BaseModel):
     result: dict[str, Any] | None = None
     """What the function returned."""
     fingerprint_payload: str | None = None
-    provenance: Provenance | None = None
+    provenance: AnyProvenance | None = None
 
     def typed_result(self, model: type[M], *, where: str) -> M:
         """``result`` validated as a pydantic model.
@@ -107,8 +113,13 @@ def write_record(folder: Folder, record: ArtifactRecord) -> None:
     folder.write(RECORD_FILE, record.model_dump_json(indent=2).encode())
 
 
-def step_record(step: StepLike, result: Any) -> ArtifactRecord:
+def step_record(step: StepLike, result: Any, provenance: Provenance) -> ArtifactRecord:
     """The record of a step that has just returned ``result``.
+
+    Args:
+        step: the step.
+        result: what its function returned.
+        provenance: who builds it.
 
     Raises:
         ResultError: a record cannot hold the result.
@@ -121,8 +132,41 @@ def step_record(step: StepLike, result: Any) -> ArtifactRecord:
         config=_as_json(step.hash_attrs),
         result=result_payload(step, result),
         fingerprint_payload=step.fingerprint_payload,
-        provenance=launch_provenance(),
+        provenance=provenance,
     )
+
+
+def restate_provenance(
+    folder: Folder, record: ArtifactRecord, run: RunIdentity | None
+) -> ArtifactRecord:
+    """Correct the provenance in a record that the step's function has written.
+
+    Marin's own functions record the command line of the process that lowered them; in a run worker
+    that holds the configuration of the instance. Everything else in the file stays as it is.
+
+    Args:
+        folder: the output.
+        record: what was read there.
+        run: the Dagster run that has built it.
+
+    Returns:
+        The record as it is now.
+
+    Raises:
+        StoreError: the store refused.
+    """
+    written = record.provenance
+    if written is None:
+        return record
+    stated = written.scrubbed()
+    if run is not None and not isinstance(written, RunProvenance):
+        stated = stated.in_run(run)
+    if stated == written:
+        return record
+    document = json.loads(folder.read(RECORD_FILE) or b"{}")
+    document["provenance"] = dataclasses.asdict(stated)
+    folder.write(RECORD_FILE, json.dumps(document, indent=2, ensure_ascii=False).encode())
+    return record.model_copy(update={"provenance": stated})
 
 
 def as_recorded(attrs: Mapping[str, Any]) -> dict[str, Any]:
@@ -184,7 +228,7 @@ def write_info(folder: Folder, step: StepLike) -> bool:
     info: Mapping[str, Any] = {
         "executor_version": _SCHEDULER_INFO,
         "name": step.name,
-        "fn_name": str(step.fn),
+        "fn_name": scrub(str(step.fn)),  # a partial shows its arguments
         "config": dict(step.hash_attrs),
         "description": None,
         "override_output_path": step.override_output_path,

@@ -59,7 +59,9 @@ def runner_executor(
             Marin's StepRunner lists.
         failures: receives what steps raised, by step key.
     """
-    return _executor(max_concurrent, runners, required=required, failures=failures)
+    return _executor(
+        max_concurrent, runners, required=required, failures=failures, from_script=True
+    )
 
 
 def _executor(

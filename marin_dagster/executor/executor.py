@@ -61,6 +61,8 @@ class MarinExecutor(dg.Executor):
     """Output paths that are wanted whatever reads them."""
     failures: dict[str, list[BaseException]] | None = None
     """Where to leave what steps raised, by step key."""
+    from_script: bool = False
+    """The run's process is the user's own script."""
 
     @property
     def retries(self) -> RetryMode:
@@ -291,6 +293,7 @@ class MarinExecutor(dg.Executor):
             retry_failed=self.settings.retry_failed or again,
             hit_expected=key in decisions.expected_hits,
             history=history,
+            from_script=self.from_script,
         )
 
 

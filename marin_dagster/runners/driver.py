@@ -13,7 +13,8 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 
-from marin_dagster.cache import Attempt, Status, read_record
+from marin_dagster.cache import Attempt, Provenance, Status, read_record
+from marin_dagster.cache.provenance import PROVENANCE_VARIABLE
 from marin_dagster.errors import (
     EngineAwayError,
     EngineError,
@@ -139,7 +140,7 @@ def submit(runner: Runner, attempt: Attempt, request: Request, controls: Control
     forget_traces(attempt.folder)
     write_job_note(attempt, note)
     try:
-        job = runner.submit(name, call, _with_prefix(request))
+        job = runner.submit(name, call, _with_surroundings(request, attempt.provenance))
     except RunnerError as error:
         if not isinstance(error, EngineAwayError):
             attempt.folder.delete(JOB_FILE)
@@ -182,10 +183,14 @@ def finish(job: Job, attempt: Attempt, controls: Controls) -> None:
     attempt.scaffold = (JOB_FILE,)
 
 
-def _with_prefix(request: Request) -> Request:
-    """The request with the prefix of this process, which functions ask for output paths."""
-    prefix = {PREFIX_VARIABLE: output_prefix(None)} if PREFIX_VARIABLE in os.environ else {}
-    return replace(request, env_vars={**prefix, **request.env_vars})
+def _with_surroundings(request: Request, provenance: Provenance) -> Request:
+    """The request with what functions ask their environment for: the prefix of this process, for
+    output paths, and the provenance, for records that they write themselves. As Marin's clients
+    do it, so that its own functions find both."""
+    environment = {PROVENANCE_VARIABLE: provenance.to_json()}
+    if PREFIX_VARIABLE in os.environ:
+        environment[PREFIX_VARIABLE] = output_prefix(None)
+    return replace(request, env_vars={**environment, **request.env_vars})
 
 
 def _wait(job: Job, attempt: Attempt, controls: Controls) -> None:

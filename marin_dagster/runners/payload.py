@@ -65,7 +65,7 @@ class StepCall:
         function = step_function(step)
         if function is None:
             raise StepWithoutFunctionError(f"step {address(step)} has no function")
-        record = None if step.writes_record else step_record(step, None)
+        record = None if step.writes_record else step_record(step, None, attempt.provenance)
         return cls(function, address(step), step.output_path, job, record)
 
 

@@ -4,16 +4,26 @@ import getpass
 import json
 import os
 import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 import pytest
-from cache_support import STATUS, build, get, make, tree
+from cache_support import STATUS, begin, build, get, make, put, tree
 
-from marin_dagster.cache import Provenance, launch_provenance, provenance, read_record
+from marin_dagster.cache import (
+    Provenance,
+    RunIdentity,
+    built_as,
+    launch_provenance,
+    provenance,
+    read_record,
+)
+from marin_dagster.cache.provenance import RunProvenance
 from marin_dagster.cache.store import Folder
 
 Git = Callable[..., str]
@@ -134,6 +144,80 @@ def test_a_password_in_the_remote_is_not_published(user: str, git: Git) -> None:
     assert "example.org/pipeline.git" in (launch_provenance().git_remote or "")
 
 
+SECRETS = {
+    "an option": ["train.py", "--password", "s3cr3t"],
+    "a URL": ["train.py", "--db=postgresql://user:s3cr3t@db/x"],
+    "a variable": ["train.py", "HF_TOKEN=s3cr3t"],
+}
+
+
+@pytest.mark.parametrize("where", SECRETS)
+@pytest.mark.parametrize("source", ["own", "published", "a function's record"])
+def test_a_credential_in_a_command_line_is_not_published(
+    source: str, where: str, git: Git, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = SECRETS[where]
+    if source == "own":
+        monkeypatch.setattr(sys, "argv", command)
+    elif source == "published":
+        monkeypatch.setenv("MARIN_PROVENANCE", json.dumps(PUBLISHED | {"command_line": command}))
+    step = make("step", writes_record=source == "a function's record")
+    attempt = begin(step)
+    if step.writes_record:
+        written = {"name": "x", "own": 1, "provenance": PUBLISHED | {"command_line": command}}
+        put(step, ".artifact.json", json.dumps(written))
+    attempt.commit()
+    document = json.loads(get(step, ".artifact.json") or "")
+    assert "s3cr3t" not in str(document)
+    assert document["provenance"]["command_line"][0] == "train.py"
+    assert document.get("own") == (1 if step.writes_record else None)
+
+
+def test_a_functions_arguments_are_shown_without_credentials() -> None:
+    begin(make("step", fn=partial(print, "https://user:s3cr3t@example.org"))).fail()
+    begin(make("other", fn=partial(print, password="s3cr3t"))).fail()
+    for step in make("step"), make("other"):
+        assert "s3cr3t" not in (get(step, ".executor_info") or "")
+
+
+@pytest.mark.parametrize("from_script", [False, True])
+def test_in_a_dagster_run_the_record_names_the_run(
+    from_script: bool, git: Git, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["dagster", "api", "grpc"])
+    run = RunIdentity("nightly", "run-1", from_script)
+    step = make("step")
+    begin(step, run=run).commit()
+    found = read_record(Folder.at(step.output_path))
+    assert found
+    assert isinstance(found.provenance, RunProvenance)
+    assert (found.provenance.dagster_job, found.provenance.dagster_run_id) == ("nightly", "run-1")
+    assert found.provenance.command_line == (tuple(sys.argv) if from_script else ())
+    assert found.provenance.base_commit == git("rev-parse", "--short", "HEAD")
+
+
+def test_a_record_that_a_function_wrote_names_the_run_that_built_it() -> None:
+    own = {"name": "x", "config": {"a": "é"}, "provenance": PUBLISHED}
+    minimal = {"name": "y", "result": {"n": 1}}
+    of_earlier_run = {**own, "provenance": asdict(EARLIER)}
+    for name, written in {"own": own, "minimal": minimal, "earlier": of_earlier_run}.items():
+        step = make(name, writes_record=True)
+        attempt = begin(step, run=RunIdentity("nightly", "run-2"))
+        put(step, ".artifact.json", json.dumps(written))
+        attempt.commit()
+        document = json.loads(get(step, ".artifact.json") or "")
+        if name == "own":
+            named = {"dagster_job": "nightly", "dagster_run_id": "run-2", "command_line": []}
+            written = {**written, "provenance": PUBLISHED | named}
+        assert document == json.loads(json.dumps(written))
+
+
+def test_what_runs_in_a_build_records_the_builds_provenance() -> None:
+    with built_as(EARLIER):
+        assert launch_provenance() is EARLIER
+    assert launch_provenance() is not EARLIER
+
+
 def test_a_branch_that_is_no_unicode_is_no_error(git: Git) -> None:
     git(b"symbolic-ref", b"HEAD", b"refs/heads/caf\xe9")
     step = build(make("step"))
@@ -187,6 +271,14 @@ def test_what_the_launch_published_is_taken_as_it_is(
     assert asdict(found) == PUBLISHED | {"command_line": ("train.py", "--fast")}
     step = build(make("step"))
     assert json.loads(get(step, ".artifact.json") or "")["provenance"] == PUBLISHED
+
+
+EARLIER = Provenance("aaaa", "bbbb").in_run(RunIdentity("weekly", "run-1"))
+
+
+def test_what_a_run_published_is_taken_with_its_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MARIN_PROVENANCE", EARLIER.to_json())
+    assert launch_provenance() == EARLIER
 
 
 MALFORMED = [

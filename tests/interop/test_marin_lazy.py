@@ -17,6 +17,7 @@ import marin.execution.fingerprint as marin_fingerprint
 import marin.execution.lazy as marin_lazy
 import numpy as np
 import pytest
+from rigging.provenance import Provenance
 
 import marin_dagster.lazy as our_lazy
 from marin_dagster import build_definitions
@@ -178,6 +179,13 @@ def test_what_dagster_builds_is_served_to_marin(
     [served] = marin_lazy.run(pair(marin_lazy, MarinTokens, ran))
 
     assert (served.count, ran) == (6, ["raw", "tokens"])
+    record = marin_artifact.read_record(str(store / "tokens" / V))
+    assert record is not None
+    assert record.provenance is not None
+    # Our own additions are passed over, in a file and in a job's environment.
+    stated = json.loads((store / "tokens" / V / ".artifact.json").read_text())["provenance"]
+    assert "dagster_run_id" in stated
+    assert Provenance.from_json(json.dumps(stated)) == record.provenance
     ours = {name: record_of(store, name) for name in ("raw", "tokens")}
     other = tmp_path / "other"
     monkeypatch.setenv("MARIN_PREFIX", str(other))
@@ -199,6 +207,11 @@ def test_marins_handles_run_in_dagster_as_they_are(
     found = marin_artifact.read_record(str(store / "tokens" / V))
     assert found is not None
     assert found.result == {"count": 6}
+    # What Marin's function recorded of the process is put right, and Marin still reads it.
+    assert found.provenance is not None
+    assert found.provenance.command_line == ()
+    stated = json.loads((store / "tokens" / V / ".artifact.json").read_text())["provenance"]
+    assert stated["dagster_run_id"] == run.run_id
     spec = build_definitions([pair(marin_lazy, MarinTokens, ran)]).resolve_asset_graph()
     assert spec.get(dg.AssetKey("tokens")).metadata["marin/version"] == V
 
