@@ -85,7 +85,7 @@ def _find_reasons(
     step = attempt.step
     lines: list[str] = []
     if is_mutable(step):
-        lines.append(f"version {artifact_version(step)}: built every time")
+        lines.append(f"version {step.hash_attrs['version']}: built every time")
     elif attempt.previous is Status.SUCCESS:
         lines.append("forced: its output was finished")
     own = _own_record(attempt, earlier)

@@ -19,6 +19,7 @@ from marin_dagster.cache.provenance import (
     Provenance,
     RunIdentity,
     RunProvenance,
+    launch_provenance,
 )
 from marin_dagster.cache.secrets import scrub
 from marin_dagster.cache.store import Folder
@@ -113,13 +114,15 @@ def write_record(folder: Folder, record: ArtifactRecord) -> None:
     folder.write(RECORD_FILE, record.model_dump_json(indent=2).encode())
 
 
-def step_record(step: StepLike, result: Any, provenance: Provenance) -> ArtifactRecord:
+def step_record(
+    step: StepLike, result: Any, provenance: Provenance | None = None
+) -> ArtifactRecord:
     """The record of a step that has just returned ``result``.
 
     Args:
         step: the step.
         result: what its function returned.
-        provenance: who builds it.
+        provenance: who builds it; this process's own when None.
 
     Raises:
         ResultError: a record cannot hold the result.
@@ -132,7 +135,7 @@ def step_record(step: StepLike, result: Any, provenance: Provenance) -> Artifact
         config=_as_json(step.hash_attrs),
         result=result_payload(step, result),
         fingerprint_payload=step.fingerprint_payload,
-        provenance=provenance,
+        provenance=provenance or launch_provenance(),
     )
 
 

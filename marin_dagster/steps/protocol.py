@@ -5,7 +5,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
-from marin_dagster.steps.versions import is_mutable_version
+from marin_dagster.steps.versions import is_mutable_version, is_version
 
 
 class StepLike(Protocol):
@@ -76,11 +76,22 @@ def lowered(terminals: Iterable[Any]) -> list[Any]:
 def artifact_version(step: StepLike) -> str | None:
     """The version of a lazy artifact; None for any other step.
 
-    Mirrors Marin: a step whose attributes carry a fingerprint is a lazy artifact.
+    A lazy artifact has everything that lowering gives it, ours and Marin's alike. An attribute that
+    is called ``fingerprint`` or ``version`` makes none: it may be anybody's.
     """
-    if step.hash_attrs.get("fingerprint") is None:
+    attrs = step.hash_attrs
+    if not step.writes_record or step.override_output_path is None:
         return None
-    return str(step.hash_attrs.get("version", ""))
+    if not attrs.keys() >= _LOWERED:
+        return None
+    version, deps = attrs["version"], attrs["deps"]
+    if not isinstance(version, str) or not is_version(version):
+        return None
+    is_lowered = isinstance(deps, (list, tuple)) and len(deps) == len(step.deps)
+    return version if is_lowered else None
+
+
+_LOWERED = {"fingerprint", "version", "result_type", "deps"}
 
 
 def address(step: StepLike) -> str:
@@ -94,15 +105,21 @@ def address(step: StepLike) -> str:
 
 
 def is_mutable(step: StepLike) -> bool:
-    """Whether the step is a ``dev`` version of a lazy artifact, which rebuilds every time."""
-    version = artifact_version(step)
-    return version is not None and is_mutable_version(version)
+    """Whether the step is built every time, as ``dev`` versions of lazy artifacts are.
+
+    Mirrors Marin, whose StepRunner would rebuild it in the same store: any step counts that has
+    both a ``fingerprint`` and a ``dev`` version among its attributes.
+    """
+    version = step.hash_attrs.get("version")
+    has_both = step.hash_attrs.get("fingerprint") is not None and isinstance(version, str)
+    return has_both and is_mutable_version(str(version))
 
 
 def data_version(step: StepLike) -> str:
     """What tells one content of the step's output from another: the fingerprint of a lazy
     artifact, whose address stays when its recipe changes, and the hash of any other step."""
-    return str(step.hash_attrs.get("fingerprint") or step.hash_id)
+    is_lazy = artifact_version(step) is not None
+    return str(step.hash_attrs["fingerprint"]) if is_lazy else step.hash_id
 
 
 def code_version(step: StepLike, fingerprint: str | None = None) -> str | None:
@@ -112,11 +129,11 @@ def code_version(step: StepLike, fingerprint: str | None = None) -> str | None:
         step: the step.
         fingerprint: of another recipe for the same lazy artifact, such as the one that built it.
     """
+    if is_mutable(step):
+        return None
     version = artifact_version(step)
     if version is None:
         return step.hash_id
-    if is_mutable(step):
-        return None
     built_by = step.hash_attrs["fingerprint"] if fingerprint is None else fingerprint
     return f"{version}-{built_by}"
 
@@ -125,21 +142,48 @@ def adopted_source(step: StepLike) -> str | None:
     """Where the data lies of a lazy artifact that adopts some; None for any other step."""
     if artifact_version(step) is None or not step.fingerprint_payload:
         return None
+    handle = _handle_of(step)
+    if handle is not None and handle.adopt_source is None:
+        return None
     payload = json.loads(step.fingerprint_payload)
     if not isinstance(payload, dict) or payload.keys() != {"adopt_source", "config"}:
         return None
     # A recipe may have these very fields; one that is built takes its output path from the context.
-    if step.deps or "<output_path>" in step.fingerprint_payload:
+    if handle is None and (step.deps or "<output_path>" in step.fingerprint_payload):
         return None
     return str(payload["adopt_source"])
 
 
 def is_pinned(step: StepLike) -> bool:
-    """Whether the step is a lazy artifact that stands for data elsewhere than at its address."""
+    """Whether the step is a lazy artifact that stands for data elsewhere than at its address.
+
+    Its handle says so. Where the function does not know its handle, as when it has been replaced,
+    another output path than the step's own address means a pin.
+    """
     version = artifact_version(step)
-    return version is not None and step.override_output_path != f"{step.name}/{version}"
+    if version is None:
+        return False
+    handle = _handle_of(step)
+    if handle is not None:
+        return handle.override_path is not None
+    return step.override_output_path != f"{step.name}/{version}"
 
 
 def is_external(step: StepLike) -> bool:
     """Whether no run builds the step: its data is made, or was made, by something else."""
     return step.fn is None or is_pinned(step) or adopted_source(step) is not None
+
+
+def _handle_of(step: StepLike) -> Any:
+    """The handle that a step was lowered from; None where its function does not know it."""
+    # Out of a RemoteCallable. Ours keep the handle as an attribute, and Marin's as a default value.
+    function: Any = getattr(step.fn, "fn", step.fn)
+    candidates = (
+        getattr(function, "handle", None),
+        *(getattr(function, "__defaults__", None) or ()),
+    )
+    return next((one for one in candidates if _is_handle(one)), None)
+
+
+def _is_handle(value: Any) -> bool:
+    return hasattr(value, "adopt_source") and hasattr(value, "override_path")

@@ -1,5 +1,6 @@
 """Lazy artifacts of both sides: one fingerprint, one address, one record."""
 
+import dataclasses
 import json
 import random
 from collections.abc import Callable
@@ -20,8 +21,9 @@ import pytest
 from rigging.provenance import Provenance
 
 import marin_dagster.lazy as our_lazy
-from marin_dagster import build_definitions
+from marin_dagster import StepRunner, build_definitions
 from marin_dagster.steps.fingerprint import canonical_json, fingerprint_hash
+from marin_dagster.steps.protocol import adopted_source, is_pinned
 from support import run_job
 
 pytestmark = pytest.mark.interop
@@ -214,6 +216,24 @@ def test_marins_handles_run_in_dagster_as_they_are(
     assert stated["dagster_run_id"] == run.run_id
     spec = build_definitions([pair(marin_lazy, MarinTokens, ran)]).resolve_asset_graph()
     assert spec.get(dg.AssetKey("tokens")).metadata["marin/version"] == V
+
+
+@pytest.mark.parametrize("lazy", [our_lazy, marin_lazy], ids=["ours", "marins"])
+def test_a_handle_of_either_side_says_what_its_step_is(lazy: ModuleType, store: Path) -> None:
+    built = lazy.apply("raw", write, version=V, out=lazy.OUT, size=1, parts=[]).lower()
+    pinned = lazy.apply("raw", write, version=V, pin="pin", out=lazy.OUT, size=1, parts=[]).lower()
+    adopted = lazy.ArtifactStep.adopt("raw", V, "existing").lower()
+    moved = dataclasses.replace(built, override_output_path="scratch/raw")
+
+    assert [is_pinned(step) for step in (built, pinned, adopted, moved)] == [0, 1, 0, 0]
+    assert [adopted_source(step) for step in (built, pinned, adopted, moved)] == [
+        None,
+        None,
+        "existing",
+        None,
+    ]
+    StepRunner().run([moved])
+    assert (store / "scratch/raw/data.txt").read_text() == "1 of 0"
 
 
 def test_marins_adopted_data_is_registered_by_who_reads_it(

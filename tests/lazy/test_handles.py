@@ -1,13 +1,14 @@
 """Handles, their contexts, and what they become."""
 
 import pickle
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pydantic import Field
 
-from marin_dagster import ResourceConfig, StepGraph, StepSpec, remote
+from marin_dagster import ResourceConfig, StepGraph, StepRunner, StepSpec, remote
 from marin_dagster.cache import Attempt, Folder, StepCache, read_record
 from marin_dagster.errors import (
     AdoptedDataMissingError,
@@ -23,7 +24,15 @@ from marin_dagster.errors import (
     VersionError,
 )
 from marin_dagster.lazy import OUT, Artifact, ArtifactStep, StepContext, apply, load, lower
-from marin_dagster.steps.protocol import adopted_source, is_external, is_mutable, is_pinned
+from marin_dagster.steps.protocol import (
+    adopted_source,
+    artifact_version,
+    code_version,
+    data_version,
+    is_external,
+    is_mutable,
+    is_pinned,
+)
 from marin_dagster.steps.remote import step_resources
 from marin_dagster.steps.versions import (
     BuildContext,
@@ -352,6 +361,63 @@ def test_nothing_is_built_into_a_pin(tmp_path: Path) -> None:
     with pytest.raises(AdoptedDataMissingError, match="Nothing is built into a pin"):
         build(pinned)
     assert (tmp_path / "pinned" / "precious.txt").read_text() == "data"
+
+
+ATTRIBUTES: dict[str, dict[str, Any]] = {
+    "fingerprint": {"fingerprint": "ab12"},
+    "fingerprint and version": {"fingerprint": "ab12", "version": V},
+    "other version": {"fingerprint": "ab12", "version": 3, "result_type": "x", "deps": []},
+    "other deps": {"fingerprint": "ab12", "version": V, "result_type": "x", "deps": ["a@dev"]},
+}
+
+
+@pytest.mark.parametrize("override", [None, "scratch/raw"])
+@pytest.mark.parametrize("attrs", ATTRIBUTES.values(), ids=ATTRIBUTES)
+def test_attributes_alone_make_no_lazy_artifact(
+    attrs: dict[str, Any], override: str | None
+) -> None:
+    payload = '{"adopt_source": "/data", "config": null}'
+    step = StepSpec(
+        "raw",
+        hash_attrs=attrs,
+        override_output_path=override,
+        fingerprint_payload=payload,
+        writes_record="deps" in attrs,
+        fn=write,
+    )
+
+    assert artifact_version(step) is None
+    assert (data_version(step), code_version(step)) == (step.hash_id, step.hash_id)
+    assert not is_external(step)
+    assert not is_mutable(step)
+
+
+@pytest.mark.parametrize("replaced", [{}, {"fn": write}], ids=["its function", "another"])
+@pytest.mark.parametrize("kind", ["built", "adopted", "pinned"])
+def test_a_lowered_step_is_known_by_its_handle_or_by_its_shape(
+    kind: str, replaced: dict[str, Any]
+) -> None:
+    one = {
+        "built": handle(),
+        "adopted": ArtifactStep.adopt("raw", V, "/data"),
+        "pinned": handle(override_path="/pin"),
+    }[kind]
+    step = replace(lower(one), **replaced)
+
+    assert artifact_version(step) == V
+    assert data_version(step) == one.fingerprint()
+    assert is_pinned(step) == (kind == "pinned")
+    assert adopted_source(step) == ("/data" if kind == "adopted" else None)
+
+
+def test_a_lowered_step_with_another_output_path_is_built_there(store: Path) -> None:
+    step = replace(lower(handle()), override_output_path="scratch/tok")
+
+    assert not is_external(step)
+    StepRunner().run([step])
+
+    assert (store / "scratch/tok/data.txt").read_text() == "data"
+    assert not (store / "raw").exists()
 
 
 def test_a_handle_is_adopted_or_pinned() -> None:

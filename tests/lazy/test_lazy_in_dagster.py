@@ -11,7 +11,7 @@ import pytest
 from marin_dagster import StepRunner, build_definitions, marin_executor
 from marin_dagster.errors import FingerprintMismatchError, StepsFailedError
 from marin_dagster.lazy import OUT, ArtifactStep, apply, lower
-from support import memory_instance, metadata_of, run_job, status_of
+from support import Recorder, memory_instance, metadata_of, run_job, status_of
 
 V = "2026.07.01"
 
@@ -27,6 +27,11 @@ def _no_calls() -> None:
 def instance() -> Iterator[dg.DagsterInstance]:
     with memory_instance() as found:
         yield found
+
+
+@pytest.fixture
+def recorder() -> Recorder:
+    return Recorder()
 
 
 def make(out: str, size: int, sources: Any = ()) -> None:
@@ -175,6 +180,26 @@ def test_nothing_is_built_from_a_pin_that_is_not_what_is_expected(
     kinds = {type(error) for error in raised.value.exceptions}
     assert kinds == {FingerprintMismatchError}
     assert calls == []
+
+
+@pytest.mark.parametrize(
+    "attrs", [{"fingerprint": "a"}, {"fingerprint": "a", "version": V}], ids=str
+)
+def test_a_step_with_an_attribute_called_fingerprint_is_built(
+    attrs: dict[str, str], instance: dg.DagsterInstance, recorder: Recorder
+) -> None:
+    step = recorder.step("plain", hash_attrs=attrs)
+
+    first, second = (run_job(build_definitions([step]), instance) for _ in range(2))
+
+    assert first.success
+    assert recorder.take() == ["plain"]
+    tags = first.materialized()["plain"].tags or {}
+    assert tags["dagster/data_version"] == step.hash_id
+    assert second.observed() == ["plain"]
+    [event] = second.of_type("ASSET_OBSERVATION")
+    metadata = event.asset_observation_data.asset_observation.metadata
+    assert "marin/drift" not in metadata
 
 
 def test_a_dev_version_is_built_every_time(instance: dg.DagsterInstance) -> None:
