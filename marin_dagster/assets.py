@@ -1,5 +1,6 @@
 """``build_marin_assets``: one asset for each step of a graph."""
 
+import re
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -10,10 +11,16 @@ from marin_dagster.errors import CollisionError, GraphError, MarinDagsterWarning
 from marin_dagster.op_names import op_name
 from marin_dagster.step_op import OUTPUT_NAME, StepOp
 from marin_dagster.steps import StepGraph, StepLike
-from marin_dagster.steps.protocol import is_external
-from marin_dagster.translator import DagsterMarinTranslator
+from marin_dagster.steps.changes import some
+from marin_dagster.steps.protocol import artifact_version, is_external
+from marin_dagster.steps.siblings import differences
+from marin_dagster.translator import DagsterMarinTranslator, ascii_name
 
 DEFAULT_IO_MANAGER_KEY = "marin_io_manager"
+
+_ONE_GROUP = 40
+"""Steps of a graph that the UI still shows well in one group."""
+_NOT_IN_GROUPS = re.compile(r"[^A-Za-z0-9_]")
 
 Steps = StepGraph | Iterable[StepLike] | Callable[[], Iterable[StepLike]]
 """Steps, or a function that returns them, or their graph; dependencies need not be listed."""
@@ -26,6 +33,7 @@ def build_marin_assets(
     *,
     translator: DagsterMarinTranslator | None = None,
     io_manager_key: str = DEFAULT_IO_MANAGER_KEY,
+    group_name: str | None = None,
 ) -> Sequence[MarinAsset]:
     """One asset for each step and each of its transitive dependencies.
 
@@ -36,6 +44,9 @@ def build_marin_assets(
         steps: the steps, or a function that returns them, or their graph.
         translator: how a step looks in Dagster.
         io_manager_key: resource key of the :class:`MarinIOManager` that commits the outputs.
+        group_name: the group of every asset to which the translator gives none. Without, a graph of
+            up to 40 steps is in Dagster's default group; in a larger one, a step whose name has
+            several parts is in the group of the first, ``data`` for ``data/raw``.
 
     Returns:
         ``AssetsDefinition`` of the steps with a function and ``AssetSpec`` of the others, for
@@ -47,7 +58,8 @@ def build_marin_assets(
     """
     graph = graph_of(steps)
     translator = translator or DagsterMarinTranslator()
-    return step_assets(graph, asset_specs(graph, translator), translator, io_manager_key)
+    specs = asset_specs(graph, translator, group_name)
+    return step_assets(graph, specs, translator, io_manager_key)
 
 
 def step_assets(
@@ -82,20 +94,33 @@ def graph_of(steps: Steps) -> StepGraph:
     return StepGraph.from_steps(steps() if callable(steps) else steps)
 
 
-def asset_specs(graph: StepGraph, translator: DagsterMarinTranslator) -> dict[str, dg.AssetSpec]:
+def asset_specs(
+    graph: StepGraph, translator: DagsterMarinTranslator, group_name: str | None = None
+) -> dict[str, dg.AssetSpec]:
     """The spec of each step by output path, in the graph's order.
+
+    Args:
+        graph: the steps.
+        translator: how a step looks in Dagster.
+        group_name: as :func:`build_marin_assets` has it.
 
     Raises:
         GraphError: the translator gives a step what it cannot have.
         CollisionError: two steps have one asset key.
     """
     keys = asset_keys(graph, translator)
-    return {path: _spec(step, translator, keys) for path, step in graph.steps.items()}
+    marks = differences(graph)
+    return {
+        path: _described(
+            _grouped(_spec(step, translator, keys), step, graph, group_name), marks.get(path)
+        )
+        for path, step in graph.steps.items()
+    }
 
 
 def asset_keys(graph: StepGraph, translator: DagsterMarinTranslator) -> Mapping[str, dg.AssetKey]:
     """The key of each output path, unique within the graph: steps that share a name have their
-    hash in the key.
+    hash in the key, and lazy artifacts their version.
 
     Raises:
         CollisionError: two steps of different names have one key.
@@ -106,9 +131,9 @@ def asset_keys(graph: StepGraph, translator: DagsterMarinTranslator) -> Mapping[
         claims[key].append(path)
     for key, paths in claims.items():
         if len(paths) > 1 and len({graph.steps[path].name for path in paths}) == 1:
-            for path in paths:
-                *parents, last = key.path
-                keys[path] = dg.AssetKey([*parents, f"{last}_{graph.steps[path].hash_id}"])
+            *parents, last = key.path
+            for path, suffix in _suffixes(graph, paths).items():
+                keys[path] = dg.AssetKey([*parents, f"{last}_{suffix}"])
     owners: dict[dg.AssetKey, str] = {}
     for path, key in keys.items():
         other = owners.setdefault(key, path)
@@ -121,18 +146,50 @@ def asset_keys(graph: StepGraph, translator: DagsterMarinTranslator) -> Mapping[
     return keys
 
 
+def _suffixes(graph: StepGraph, paths: Sequence[str]) -> dict[str, str]:
+    """What tells the keys of steps apart that share a name."""
+    versions = [artifact_version(graph.steps[path]) for path in paths]
+    if None in versions or len(set(versions)) < len(paths):
+        return {path: graph.steps[path].hash_id for path in paths}
+    # Dagster before 1.13.4 has no asset checks for keys with a dot.
+    return {
+        path: str(version).replace(".", "-") for path, version in zip(paths, versions, strict=True)
+    }
+
+
+def _grouped(
+    spec: dg.AssetSpec, step: StepLike, graph: StepGraph, group_name: str | None
+) -> dg.AssetSpec:
+    if spec.group_name is not None:
+        return spec
+    first, *rest = step.name.split("/")
+    if group_name is None and rest and len(graph.steps) > _ONE_GROUP:
+        group_name = ascii_name(first, _NOT_IN_GROUPS)
+    return spec if group_name is None else spec.replace_attributes(group_name=group_name)
+
+
+def _described(spec: dg.AssetSpec, mark: str | None) -> dg.AssetSpec:
+    """The spec with a first line, which the asset's node shows, of what sets the step apart."""
+    if mark is None:
+        return spec
+    line = "`" + mark.replace("`", "'") + "`"
+    return spec.replace_attributes(
+        description=f"{line}\n\n{spec.description}" if spec.description else line
+    )
+
+
 def _warn_of_shared_names(
     graph: StepGraph, keys: Mapping[str, dg.AssetKey], translator: DagsterMarinTranslator
 ) -> None:
     shared: dict[str, list[str]] = defaultdict(list)
     for path, step in graph.steps.items():
         if keys[path] != translator.get_asset_key(step):
-            shared[step.name].append(step.hash_id)
-    for name, hashes in shared.items():
+            shared[step.name].append(keys[path].path[-1])
+    for name, ends in shared.items():
         warnings.warn(
-            f"{len(hashes)} steps of this graph are called {name!r}: their asset keys get the "
-            f"step's hash ({', '.join(hashes)}), and change with it. Give them names of their own "
-            "to keep one history for each.",
+            f"{len(ends)} steps of this graph are called {name!r}: their asset keys get the "
+            f"step's hash or version ({some(ends)}), and change with it. Give them names of their "
+            "own to keep one history for each.",
             MarinDagsterWarning,
             stacklevel=4,
         )

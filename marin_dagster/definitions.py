@@ -54,6 +54,7 @@ def build_definitions(
     schedule: str | Sequence[str] | None = None,
     cache_sensor: bool = False,
     checks: bool = True,
+    group_name: str | None = None,
 ) -> dg.Definitions:
     """Assets with checks, IO manager, executor and one job over all, and a schedule when wanted.
 
@@ -78,6 +79,8 @@ def build_definitions(
             remove in the store; :func:`build_marin_cache_sensor` has more to set.
         checks: the check ``cache_integrity`` of each asset; see :func:`build_marin_checks`. A graph
             of thousands of steps loads a third faster without.
+        group_name: the group of every asset to which the translator gives none; see
+            :func:`build_marin_assets` for the groups without.
 
     Raises:
         GraphError: the graph is wrong; see :meth:`StepGraph.from_steps`.
@@ -87,7 +90,7 @@ def build_definitions(
         raise ValueError("runners belong to an executor: give them to build_marin_executor.")
     graph = graph_of(steps)
     translator = translator or DagsterMarinTranslator()
-    specs = asset_specs(graph, translator)
+    specs = asset_specs(graph, translator, group_name)
     assets = step_assets(graph, specs, translator)
     executor_def = executor or build_marin_executor(max_concurrent, runners=runners)
     built = [asset.key for asset in assets if isinstance(asset, dg.AssetsDefinition)]

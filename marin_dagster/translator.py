@@ -5,7 +5,9 @@ import inspect
 import json
 import re
 import unicodedata
+from collections import Counter
 from collections.abc import Callable, Mapping
+from itertools import islice
 from typing import Any
 
 import dagster as dg
@@ -14,10 +16,12 @@ from pydantic_core import to_json
 from marin_dagster._compat import disable_dagster_warnings
 from marin_dagster.reports import ADDRESS, NAME_WITH_HASH
 from marin_dagster.steps import StepLike, step_function, step_resources
+from marin_dagster.steps.attributes import leaves_in
 from marin_dagster.steps.protocol import (
     address,
     adopted_source,
     artifact_version,
+    attributes,
     code_version,
     data_version,
     is_pinned,
@@ -26,7 +30,10 @@ from marin_dagster.steps.remote import is_remote
 from marin_dagster.steps.resources import resources_dict
 
 _NOT_IN_KEYS = re.compile(r"[^A-Za-z0-9_.-]")
-_NOT_IN_GROUPS = re.compile(r"[^A-Za-z0-9_]")
+_TAG_KEY = re.compile(r"(?!dagster/)([A-Za-z0-9_.-]{1,63}/)?[A-Za-z0-9_.-]{1,63}")
+_TAG_VALUE = re.compile(r"[A-Za-z0-9_.-]{1,63}")
+"""What Dagster takes; to it, an empty value is a tag without a value."""
+_MOST_TAGS = 32
 
 
 class DagsterMarinTranslator:
@@ -50,23 +57,25 @@ class DagsterMarinTranslator:
         everything else becomes ``_``. Letters, digits, ``_``, ``-`` and ``.`` stay. (Dagster before
         1.13.4 has no asset checks for keys with a ``.``; a translator can replace it there.)
         """
-        return dg.AssetKey([_ascii(part, _NOT_IN_KEYS) for part in step.name.split("/")])
+        return dg.AssetKey([ascii_name(part, _NOT_IN_KEYS) for part in step.name.split("/")])
 
     def get_asset_spec(self, step: StepLike) -> dg.AssetSpec:
-        """The asset: key, dependencies, group, kinds, description, code version and metadata.
+        """The asset: key, dependencies, kinds, tags, description, code version and metadata.
+
+        Its group is that of the graph, see :func:`build_definitions`; a group that is given here
+        stays.
 
         The code version is the step's hash, which covers everything above it, so that Dagster calls
         an asset stale exactly when the cache would rebuild it. That of a lazy artifact is its
         version and fingerprint; a ``dev`` version, built every time, has none.
         """
         resources = step_resources(step)
-        first, *rest = step.name.split("/")
         return dg.AssetSpec(
             key=self.get_asset_key(step),
             deps=list(dict.fromkeys(self.get_asset_key(dep) for dep in step.deps)),
-            group_name=_ascii(first, _NOT_IN_GROUPS) if rest else None,
             kinds={"marin"} if resources is None else {"marin", resources.device.kind},
             description=_written(step)[1],
+            tags=_tags(step),
             code_version=code_version(step),
             metadata=_metadata(step, resources),
         )
@@ -93,10 +102,7 @@ class DagsterMarinTranslator:
 def _metadata(step: StepLike, resources: Any) -> dict[str, Any]:
     metadata: dict[str, Any] = {
         "dagster/uri": step.output_path,
-        # NaN and infinity as text: JSON in a browser knows neither.
-        "marin/hash_attrs": dg.MetadataValue.json(
-            json.loads(to_json(dict(step.hash_attrs), inf_nan_mode="strings"))
-        ),
+        "marin/attributes": dg.MetadataValue.json(_plain(attributes(step))),
     }
     if (version := artifact_version(step)) is None:
         metadata["marin/hash_id"] = step.hash_id
@@ -125,6 +131,31 @@ def _metadata(step: StepLike, resources: Any) -> dict[str, Any]:
     return metadata
 
 
+def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
+    # NaN and infinity as text: JSON in a browser knows neither.
+    plain: dict[str, Any] = json.loads(to_json(dict(values), inf_nan_mode="strings"))
+    return plain
+
+
+def _tags(step: StepLike) -> dict[str, str]:
+    """The first 32 scalar attributes that Dagster takes as tags: ``lr: 0.1``, ``model.layers: 2``.
+
+    Others are left out, and so are two of one path: a tag never has another value than its
+    attribute.
+    """
+    leaves = list(leaves_in(_plain(attributes(step))))
+    paths = Counter(path for path, _ in leaves)
+    texts = (
+        (path, value if isinstance(value, str) else json.dumps(value))
+        for path, value in leaves
+        if isinstance(value, (str, int, float)) and paths[path] == 1
+    )
+    fit = (
+        (key, text) for key, text in texts if _TAG_KEY.fullmatch(key) and _TAG_VALUE.fullmatch(text)
+    )
+    return dict(islice(fit, _MOST_TAGS))
+
+
 def _written(step: StepLike) -> tuple[Callable[..., Any] | None, str | None]:
     """The function that somebody wrote, out of wrappers and partials, and what it says of itself.
 
@@ -150,7 +181,8 @@ def _clean(doc: str | None) -> str | None:
     return inspect.cleandoc(doc) if doc else None
 
 
-def _ascii(text: str, unwanted: re.Pattern[str]) -> str:
+def ascii_name(text: str, unwanted: re.Pattern[str]) -> str:
+    """The text without accents, and with ``_`` for each other character that is unwanted."""
     if not unwanted.search(text):
         return text
     decomposed = unicodedata.normalize("NFKD", text)

@@ -81,6 +81,20 @@ def strings_in(value: Any, path: str) -> Iterator[tuple[str, str]]:
             pending.extend((f"{at}[{index}]", child) for index, child in enumerate(item))
 
 
+def leaves_in(value: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+    """Every value that is no dictionary, in order, with its path: ``("model.lr", 0.1)``.
+
+    Args:
+        value: plain JSON.
+        path: what the paths begin with.
+    """
+    for key, item in value.items():
+        if isinstance(item, dict):
+            yield from leaves_in(item, f"{path}{key}.")
+        else:
+            yield f"{path}{key}", item
+
+
 def _key_kind(key: Any) -> str:
     # What Python can sort together: JSON keys are sorted before they become strings.
     return "number" if isinstance(key, (int, float)) else type(key).__name__

@@ -94,6 +94,19 @@ def artifact_version(step: StepLike) -> str | None:
 _LOWERED = {"fingerprint", "version", "result_type", "deps"}
 
 
+def attributes(step: StepLike) -> Mapping[str, Any]:
+    """What its author made the step from: its attributes, or a lazy artifact's configuration.
+
+    Empty for a lazy artifact whose configuration is no object.
+    """
+    if artifact_version(step) is None or not step.fingerprint_payload:
+        return step.hash_attrs
+    config = json.loads(step.fingerprint_payload)
+    if adopted_source(step) is not None:
+        config = config["config"]
+    return config if isinstance(config, dict) else {}
+
+
 def address(step: StepLike) -> str:
     """What people call the step: its folder's path under the prefix.
 

@@ -150,7 +150,7 @@ def test_the_page_of_an_asset_tells_what_it_is_and_how_it_was_built(
         "output_path": step.output_path,
         "name_with_hash": step.name_with_hash,
         "hash_id": step.hash_id,
-        "hash_attrs": '"order": 4',
+        "attributes": '"order": 4',
         "resources": '"ram": "2g"',
         "runner": "process",
         "cache": "built",

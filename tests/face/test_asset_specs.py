@@ -3,12 +3,15 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import dagster as dg
 import pytest
 
 from marin_dagster import (
+    DagsterMarinTranslator,
+    MarinIOManager,
     ResourceConfig,
     StepSpec,
     build_definitions,
@@ -58,16 +61,68 @@ def test_transitive_steps_become_assets_without_being_listed() -> None:
     assert keys == ["raw", "middle", "end"]
 
 
-@pytest.mark.parametrize(
-    ("name", "group"),
-    [("raw/books", "raw"), ("a-b/c/d", "a_b"), ("é.x/c", "e_x"), ("alone", "default")],
-)
-def test_the_group_is_the_first_part_of_a_name_that_has_several(name: str, group: str) -> None:
-    definitions = build_definitions([StepSpec(name, fn=_fill)])
+class Opinionated(DagsterMarinTranslator):
+    def get_asset_spec(self, step: Any) -> dg.AssetSpec:
+        spec = super().get_asset_spec(step)
+        return spec.replace_attributes(group_name="mine") if step.name == "raw/books" else spec
 
-    (node,) = definitions.resolve_asset_graph().asset_nodes
 
-    assert node.group_name == group
+def _groups(definitions: dg.Definitions) -> dict[str, str]:
+    nodes = definitions.resolve_asset_graph().asset_nodes
+    return {node.key.to_user_string(): node.group_name for node in nodes}
+
+
+NAMES = ["raw/books", "raw/web", "a-b/c/d", "é.x/c", "alone"]
+
+
+def _filled_up(count: int) -> list[StepSpec]:
+    names = [*NAMES, *(f"more/{index}" for index in range(count - len(NAMES)))]
+    return [StepSpec(name, fn=None if name == "raw/web" else _fill) for name in names]
+
+
+@pytest.mark.parametrize("count", [len(NAMES), 40])
+def test_a_graph_is_one_group(count: int) -> None:
+    assert set(_groups(build_definitions(_filled_up(count), checks=False)).values()) == {"default"}
+
+
+def test_a_graph_of_dozens_of_steps_has_groups_by_the_first_part_of_names_with_several() -> None:
+    groups = _groups(build_definitions(_filled_up(41), checks=False))
+
+    keys = ("raw/books", "raw/web", "a-b/c/d", "e.x/c", "alone")
+    assert [groups[key] for key in keys] == ["raw", "raw", "a_b", "e_x", "default"]
+
+
+@pytest.mark.parametrize("count", [len(NAMES), 41])
+def test_the_group_can_be_given_and_the_translators_stays(count: int) -> None:
+    steps, translator = _filled_up(count), Opinionated()
+    assets = build_marin_assets(steps, translator=translator, group_name="lm")
+    resources = {"marin_io_manager": MarinIOManager()}
+
+    for definitions in (
+        build_definitions(steps, translator=translator, group_name="lm", checks=False),
+        dg.Definitions(assets, resources=resources),
+    ):
+        groups = _groups(definitions)
+        assert groups.pop("raw/books") == "mine"
+        assert set(groups.values()) == {"lm"}
+
+
+def test_dagsters_own_ways_to_set_a_group_work() -> None:
+    steps = _filled_up(len(NAMES))
+    module = ModuleType("steps_module")
+    module.__dict__["assets"] = build_marin_assets(steps)
+    resources = {"marin_io_manager": MarinIOManager()}
+
+    for definitions in (
+        build_definitions(steps, checks=False).map_asset_specs(
+            func=lambda spec: spec.replace_attributes(group_name="theirs")
+        ),
+        dg.Definitions(
+            dg.load_assets_from_modules([module], group_name="theirs", include_specs=True),
+            resources=resources,
+        ),
+    ):
+        assert set(_groups(definitions).values()) == {"theirs"}
 
 
 @pytest.mark.parametrize(
@@ -114,7 +169,7 @@ def test_metadata_states_path_identity_attributes_and_resources(store: Path) -> 
     assert metadata["dagster/uri"] == f"{store}/lm/train_{step.hash_id}"
     assert metadata["marin/hash_id"] == step.hash_id
     assert metadata["marin/name_with_hash"] == f"lm/train_{step.hash_id}"
-    assert metadata["marin/hash_attrs"] == {"lr": 0.1, "layers": [1, 2]}
+    assert metadata["marin/attributes"] == {"lr": 0.1, "layers": [1, 2]}
     assert metadata["marin/resources"]["device"]["variant"] == "H100"
     assert "marin/resources" not in _values(StepSpec("plain", fn=_fill))
 

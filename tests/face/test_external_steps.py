@@ -30,7 +30,6 @@ def test_a_step_without_a_function_is_an_external_asset_with_the_same_descriptio
     assert isinstance(spec, dg.AssetSpec)
     assert spec.metadata["dagster/uri"] == raw.output_path
     assert spec.code_version == raw.hash_id
-    assert spec.group_name == "raw"
     assert node.is_external
     assert not node.is_materializable
 
