@@ -4,6 +4,7 @@ import pathlib
 import types
 import typing
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,13 +23,16 @@ from marin_dagster.cache import (
     read_status,
 )
 from marin_dagster.control import StepControl, step_control
-from marin_dagster.errors import OutputNotReadyError, StepError
+from marin_dagster.errors import OutputNotReadyError, RecordError, StepError
+from marin_dagster.instance import asset_entries, last_version
 from marin_dagster.previews import previews_of
 from marin_dagster.reports import (
     ADDRESS,
     NAME_WITH_HASH,
+    OUTPUT_PATH,
     finished_at,
     hit_facts,
+    last_output_path,
     output_metadata,
     record_of,
 )
@@ -138,19 +142,16 @@ class MarinIOManager(dg.ConfigurableIOManager):
         ``result`` validated, ``dict`` the ``result`` as it is, anything else a
         :class:`StepOutput`.
 
+        A step of another code location, which an ``AssetSpec`` stands for here, is loaded from the
+        output path of its last materialization.
+
         Raises:
             OutputNotReadyError: the output is missing or not finished, or its record does not hold
                 what the annotation asks for.
+            StepError: neither the asset's definition nor its last materialization names the output
+                of a step.
         """
-        upstream = context.upstream_output
-        metadata = (upstream.definition_metadata if upstream else None) or {}
-        address = metadata.get(NAME_WITH_HASH, metadata.get(ADDRESS))
-        if address is None:
-            raise StepError(
-                f"asset {context.asset_key.to_user_string()!r} is no step of marin_dagster, so "
-                "MarinIOManager cannot load it. Use the IO manager that stored it."
-            )
-        name, path = _text(address), _text(metadata["dagster/uri"])
+        name, path = _source(context)
         where = f"step {name} ({path})"
         folder = Folder.at(path)
         status = read_status(folder)
@@ -198,6 +199,33 @@ def cache_of(resources: Any, io_manager_key: str, asking: str) -> StepCache:
             "io_manager_key."
         )
     return cache
+
+
+def _source(context: dg.InputContext) -> tuple[str, str]:
+    """The step to load, as its code location calls it, and its output path."""
+    upstream = context.upstream_output
+    metadata = (upstream.definition_metadata if upstream else None) or {}
+    address = metadata.get(NAME_WITH_HASH, metadata.get(ADDRESS))
+    if address is not None:
+        return _text(address), _text(metadata["dagster/uri"])
+    key = context.asset_key
+    entry = asset_entries(context.instance, [key]).get(key)
+    path = last_output_path(entry)
+    if path is None:
+        raise StepError(
+            f"asset {key.to_user_string()!r}: MarinIOManager loads the outputs of marin_dagster "
+            f"steps. This code location does not build the asset from one, and its last "
+            f"materialization has no {OUTPUT_PATH!r}. If another code location builds it from a "
+            "step, materialize it there first; else load it with the IO manager that stored it."
+        )
+    record = None
+    with suppress(RecordError):  # who needs it reads it again, and reports it
+        record = read_record(Folder.at(path))
+    if record is None or not record.name:
+        return key.to_user_string(), path
+    if record.version:
+        return f"{record.name}/{record.version}", path
+    return f"{record.name}_{last_version(entry)}", path
 
 
 def _plain_type(annotation: Any) -> Any:

@@ -122,7 +122,8 @@ def test_an_ordinary_asset_that_is_read_through_our_io_manager_is_told_so(
     run = _run(instance, table, reader)
 
     assert not run.success
-    assert "'table' is no step" in run.error("reader")
+    assert "asset 'table': MarinIOManager loads the outputs of" in run.error("reader")
+    assert "the IO manager that stored it" in run.error("reader")
 
 
 @pytest.mark.parametrize("result", [{"x": object()}, 7, "text", [1], {"nested": {"s": {object()}}}])

@@ -1,6 +1,7 @@
 """``load_input``: what an ordinary asset downstream of a step receives, by its annotation."""
 
-from collections.abc import Mapping
+import shutil
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,11 @@ from marin_dagster import (
     MarinIOManager,
     StepOutput,
     StepSpec,
+    build_definitions,
     build_marin_assets,
     marin_executor,
 )
+from marin_dagster.lazy import OUT, apply
 from support import Recorder, Run, run_job
 
 
@@ -46,15 +49,20 @@ def _definitions(step: StepSpec, *readers: dg.AssetsDefinition) -> dg.Definition
     )
 
 
-def _reader(annotation: Any, received: list[Any]) -> dg.AssetsDefinition:
-    """An ordinary asset that reads ``corpus`` as ``annotation``; Ellipsis for none."""
+def _annotated(annotation: Any, received: list[Any]) -> Callable[..., None]:
+    """A function that takes ``corpus`` as ``annotation``; Ellipsis for none."""
 
     def reader(corpus):  # type: ignore[no-untyped-def]
         received.append(corpus)
 
     if annotation is not ...:
         reader.__annotations__["corpus"] = annotation
-    return dg.asset(reader)
+    return reader
+
+
+def _reader(annotation: Any, received: list[Any]) -> dg.AssetsDefinition:
+    """An ordinary asset that reads ``corpus`` as ``annotation``; Ellipsis for none."""
+    return dg.asset(_annotated(annotation, received))
 
 
 def _load(
@@ -214,3 +222,86 @@ def test_success_without_a_record_still_loads_as_its_place(
         assert received == [StepOutput(step.output_path, step.name_with_hash, None)]
     else:
         assert received == [annotation(step.output_path)]
+
+
+def _elsewhere(annotation: Any, received: list[Any]) -> dg.Definitions:
+    """Another code location, which knows ``corpus`` by its key alone."""
+    return dg.Definitions(
+        assets=[
+            dg.AssetSpec("corpus"),
+            dg.asset(ins={"corpus": dg.AssetIn(input_manager_key="marin_io_manager")})(
+                _annotated(annotation, received)
+            ),
+        ],
+        resources={"marin_io_manager": MarinIOManager(), "io_manager": dg.mem_io_manager},
+        jobs=[
+            dg.define_asset_job(
+                "reading", selection=["reader"], executor_def=dg.in_process_executor
+            )
+        ],
+    )
+
+
+@pytest.mark.parametrize("annotation", [str, Path, Scores, dict, StepOutput])
+def test_a_step_of_another_location_loads_from_its_last_materialization(
+    annotation: Any, recorder: Recorder, instance: dg.DagsterInstance
+) -> None:
+    step = recorder.step("corpus", result=RESULT)
+    assert run_job(build_definitions([step]), instance).success
+    received: list[Any] = []
+
+    run = run_job(_elsewhere(annotation, received), instance, job="reading")
+
+    assert run.success
+    (value,) = received
+    if annotation is StepOutput:
+        assert value.path == step.output_path
+        assert value.name_with_hash == step.name_with_hash
+        assert value.result == RESULT
+    elif annotation in (str, Path):
+        assert value == annotation(step.output_path)
+    else:
+        assert value == annotation(**RESULT)
+
+
+def _write(out: str) -> None:
+    Path(out, "data.txt").write_text("tokens")
+
+
+def test_a_lazy_artifact_of_another_location_is_called_by_its_address(
+    instance: dg.DagsterInstance,
+) -> None:
+    corpus = apply("corpus", _write, version="2026.07.01", out=OUT)
+    assert run_job(build_definitions([corpus]), instance).success
+    received: list[Any] = []
+
+    assert run_job(_elsewhere(StepOutput, received), instance, job="reading").success
+
+    assert [value.name_with_hash for value in received] == ["corpus/2026.07.01"]
+
+
+@pytest.mark.parametrize("foreign", [False, True], ids=["never built", "built by others"])
+def test_what_no_step_has_built_is_an_error_that_says_what_to_do(
+    foreign: bool, instance: dg.DagsterInstance
+) -> None:
+    if foreign:
+        instance.report_runless_asset_event(dg.AssetMaterialization("corpus"))
+
+    run = run_job(_elsewhere(str, []), instance, job="reading")
+
+    assert "StepError" in run.error("reader")
+    assert "materialize it there first" in run.error("reader")
+    assert "no step" not in run.error("reader")
+
+
+def test_an_output_of_another_location_that_is_gone_is_an_error(
+    recorder: Recorder, instance: dg.DagsterInstance
+) -> None:
+    step = recorder.step("corpus", result=RESULT)
+    assert run_job(build_definitions([step]), instance).success
+    shutil.rmtree(step.output_path)
+
+    run = run_job(_elsewhere(str, []), instance, job="reading")
+
+    assert "is not finished (status: missing)" in run.error("reader")
+    assert step.output_path in run.error("reader")
