@@ -41,6 +41,7 @@ Each message names the step, the path and what to do.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 
 class MarinDagsterError(Exception):
@@ -117,6 +118,11 @@ class EngineAwayError(EngineError):
 
 class RemoteFunctionError(RunnerError):
     """The step's function raised, in its job; the message carries the remote traceback."""
+
+    def __init__(self, message: str, details: Any = None) -> None:
+        super().__init__(message)
+        self.details = details
+        """What ``Controls.describers`` made of the exception, in the job; None for most."""
 
 
 class JobFailedError(RunnerError):

@@ -11,9 +11,10 @@ import dagster as dg
 from marin_dagster._compat import disable_dagster_warnings
 from marin_dagster.cache import Attempt, CacheState, Folder, Hit, RunIdentity, StepCache, find_drift
 from marin_dagster.control import StepControl, step_control
-from marin_dagster.errors import MarinDagsterError
+from marin_dagster.errors import MarinDagsterError, RemoteFunctionError
 from marin_dagster.history import History
 from marin_dagster.io_manager import cache_of
+from marin_dagster.job_exceptions import DESCRIBERS, restore
 from marin_dagster.reports import (
     CODE_VERSION_TAG,
     input_version_tag,
@@ -179,7 +180,11 @@ def _build(
         _run_inline(attempt, control)
         return {}
     controls = Controls(
-        check=control.check, waking=control.waking, write=_write, say=context.log.info
+        check=control.check,
+        waking=control.waking,
+        write=_write,
+        say=context.log.info,
+        describers=DESCRIBERS,
     )
     # What the job writes belongs to the step's log.
     with control.captured():
@@ -190,7 +195,13 @@ def _build(
         if job is None and runner != INLINE:
             job = submit(control.runners[runner], attempt, place.request, controls)
         if job is not None:
-            finish(job, attempt, controls)
+            try:
+                finish(job, attempt, controls)
+            except RemoteFunctionError as error:
+                raised = restore(error)
+                if raised is error:
+                    raise
+                raise raised from error
     if job is None:
         _run_inline(attempt, control)
         return {}

@@ -11,7 +11,7 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from marin_dagster.cache import Attempt, Provenance, Status, read_record
 from marin_dagster.cache.provenance import PROVENANCE_VARIABLE
@@ -69,6 +69,8 @@ class Controls:
     """Takes what the job writes: ``("stdout" | "stderr", text)``."""
     say: Callable[[str], None]
     """Takes what people should know."""
+    describers: Mapping[str, str] = field(default_factory=dict)
+    """See :attr:`StepCall.describers`; what they return is in ``RemoteFunctionError.details``."""
 
 
 def take_over(
@@ -92,10 +94,10 @@ def take_over(
     if left_over.engine == PROCESS_ENGINE:
         job = None  # it has ended with the process whose lease has run out
     elif runner is None or runner.engine != left_over.engine:
-        here = "has no runner of that name" if runner is None else f"asks {runner.engine!r}"
+        here = "has no runner of that name" if runner is None else f"asks {runner.engine}"
         raise RoutingError(
             f"{where}: job {left_over.job} of the runner {left_over.runner!r} "
-            f"({left_over.engine!r}) was left over by an earlier run and may still be writing "
+            f"({left_over.engine}) was left over by an earlier run and may still be writing "
             f"there, but this run {here}. Configure that runner, or make sure that the job has "
             f"ended and delete {JOB_FILE}."
         )
@@ -135,7 +137,7 @@ def submit(runner: Runner, attempt: Attempt, request: Request, controls: Control
         StoreError: the store refused.
     """
     name = job_name(attempt.step, request, attempt.id)
-    call = StepCall.of(attempt, name)
+    call = StepCall.of(attempt, name, controls.describers)
     note = JobNote(runner.name, name, attempt.worker_id, runner.engine)
     forget_traces(attempt.folder)
     write_job_note(attempt, note)
@@ -273,7 +275,8 @@ def _judge(job: Job, attempt: Attempt) -> None:
     if fault is not None:
         memory = f"out of memory ({_MORE_MEMORY}): " if fault.type == "MemoryError" else ""
         raise RemoteFunctionError(
-            f"{where}: {memory}{fault.type}: {fault.message}\n\n{fault.traceback.rstrip()}"
+            f"{where}: {memory}{fault.type}: {fault.message}\n\n{fault.traceback.rstrip()}",
+            fault.details,
         )
     hint = f". {_MORE_MEMORY.capitalize()}" if "out of memory" in reason else ""
     raise JobFailedError(f"{where}: died: {reason}{hint}")

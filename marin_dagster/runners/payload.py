@@ -5,6 +5,7 @@ raises, since engines cut or lose tracebacks. The lease and the status stay with
 module is all that a worker needs; it imports neither Dagster nor an engine.
 """
 
+import importlib
 import io
 import json
 import os
@@ -14,9 +15,9 @@ import sysconfig
 import threading
 import traceback
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, ClassVar
@@ -53,9 +54,15 @@ class StepCall:
     """The job's name; marks the error file, so that an old one is not mistaken for it."""
     record: ArtifactRecord | None
     """The record but for the result; None when the function writes its own."""
+    describers: Mapping[str, str] = field(default_factory=dict)
+    """Who can put exceptions of a package into JSON, so that they mean the same to the driver as in
+    its own process: the package, and the module whose ``describe(error)`` does it. Imported only
+    when a function has raised such an exception."""
 
     @classmethod
-    def of(cls, attempt: Attempt, job: str) -> "StepCall":
+    def of(
+        cls, attempt: Attempt, job: str, describers: Mapping[str, str] | None = None
+    ) -> "StepCall":
         """The call for an open attempt.
 
         Raises:
@@ -66,7 +73,7 @@ class StepCall:
         if function is None:
             raise StepWithoutFunctionError(f"step {address(step)} has no function")
         record = None if step.writes_record else step_record(step, None, attempt.provenance)
-        return cls(function, address(step), step.output_path, job, record)
+        return cls(function, address(step), step.output_path, job, record, describers or {})
 
 
 @dataclass(frozen=True)
@@ -77,6 +84,8 @@ class StepFault:
     type: str
     message: str
     traceback: str
+    details: Any = None
+    """What :attr:`StepCall.describers` made of the exception."""
 
 
 def pack(call: StepCall) -> bytes:
@@ -121,15 +130,22 @@ def run_packed(packed: bytes) -> None:
     # First where the output is, so that there is a place for the fault of loading the rest.
     output_path, job, function_and_record = pickle.loads(packed)
     folder = Folder.at(output_path)
+    describers: Mapping[str, str] = {}
     try:
-        _run(folder, pickle.loads(function_and_record))
+        call = pickle.loads(function_and_record)
+        describers = call.describers
+        _run(folder, call)
     except BaseException as error:
         _make_room()
         if error.__traceback__ is not None:  # without the lines here: people look for their own
             error = error.with_traceback(_below_here(error.__traceback__))
-        for tell in (_write_fault, _print_fault):
-            with _said_on_stderr():
-                tell(folder, job, error)
+        details = None
+        with _said_on_stderr():
+            details = _describe(error, describers)
+        with _said_on_stderr():
+            _write_fault(folder, job, error, details)
+        with _said_on_stderr():
+            traceback.print_exception(error)
         raise SystemExit(1) from None
 
 
@@ -149,7 +165,8 @@ def read_fault(folder: Folder, job: str) -> StepFault | None:
     content = folder.read(ERROR_FILE)
     try:
         fields = json.loads(content or b"")
-        fault = StepFault(**{name: str(fields[name]) for name in StepFault.__annotations__})
+        texts = {name: str(fields[name]) for name in ("job", "type", "message", "traceback")}
+        fault = StepFault(**texts, details=fields.get("details"))
     except (ValueError, TypeError, KeyError):
         return None
     return fault if fault.job == job else None
@@ -166,7 +183,7 @@ def forget_traces(folder: Folder) -> None:
             folder.delete(name)
 
 
-def _write_fault(folder: Folder, job: str, error: BaseException) -> None:
+def _write_fault(folder: Folder, job: str, error: BaseException, details: Any) -> None:
     try:
         message = str(error)
     except Exception as broken:
@@ -179,12 +196,19 @@ def _write_fault(folder: Folder, job: str, error: BaseException) -> None:
         "message": message[:_LONGEST_TEXT],
         # The end says most.
         "traceback": "".join(traceback.format_exception(error))[-_LONGEST_TEXT:],
+        "details": details,
     }
     folder.write(ERROR_FILE, json.dumps(fault).encode())
 
 
-def _print_fault(folder: Folder, job: str, error: BaseException) -> None:
-    traceback.print_exception(error)
+def _describe(error: BaseException, describers: Mapping[str, str]) -> Any:
+    """What the package that the exception's class comes from, or a base's, has to say about it."""
+    for kind in type(error).__mro__:
+        module = describers.get(kind.__module__.partition(".")[0])
+        if module is not None:
+            # Through JSON, so that what it cannot hold shows here and does not cost the fault file.
+            return json.loads(json.dumps(importlib.import_module(module).describe(error)))
+    return None
 
 
 def _below_here(trace: types.TracebackType) -> types.TracebackType:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import dagster as dg
 import pytest
 import step_functions
 from driving import Drive, Engine, Stopped
@@ -17,6 +18,7 @@ from step_functions import beside, is_dead
 from marin_dagster import StepSpec
 from marin_dagster.cache import Folder, read_record
 from marin_dagster.errors import JobFailedError, RemoteFunctionError, RunnerError
+from marin_dagster.job_exceptions import restore
 from marin_dagster.runners import JobState, Runner, read_job_note
 from support import is_locked, status_of
 
@@ -81,6 +83,23 @@ class Conformance:
         assert "in raise_error" in message
         assert status_of(step) == "FAILED"
         assert is_clean(step)
+
+    def test_what_dagster_makes_of_an_exception_comes_back(
+        self, engine: Engine, runner: Runner
+    ) -> None:
+        step = engine.step("give-up", step_functions.give_up)
+
+        with pytest.raises(RemoteFunctionError, match="GivenUp: the corpus is empty") as raised:
+            drive(runner, step).end()
+
+        failure = restore(raised.value)
+        assert isinstance(failure, dg.Failure)
+        assert failure.description == "the corpus is empty"
+        assert failure.allow_retries is False
+        assert failure.metadata == {
+            "rows": dg.MetadataValue.int(3),
+            "page": dg.MetadataValue.url("https://example.com"),
+        }
 
     def test_a_failed_step_runs_again_and_old_traces_are_not_mistaken(
         self, engine: Engine, runner: Runner

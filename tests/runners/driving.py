@@ -16,6 +16,7 @@ import step_functions
 
 from marin_dagster import ResourceConfig, StepSpec
 from marin_dagster.cache import Attempt, Hit, LeaseTiming, StepCache
+from marin_dagster.job_exceptions import DESCRIBERS
 from marin_dagster.runners import (
     Controls,
     Job,
@@ -129,6 +130,7 @@ class Drive:
             waking=self._waking,
             write=lambda stream, text: self.written.append((stream, text)),
             say=self.said.append,
+            describers=DESCRIBERS,
         )
         note = read_job_note(attempt.folder)
         if note is not None:

@@ -25,6 +25,29 @@ def raise_error(output_path: str) -> None:
     raise LookupError("no such corpus")
 
 
+def give_up(output_path: str) -> None:
+    """Fails for good, in Dagster's words."""
+    import dagster as dg
+
+    class GivenUp(dg.Failure):
+        """As people derive their own."""
+
+    count(output_path)
+    metadata = {"rows": 3, "page": dg.MetadataValue.url("https://example.com")}
+    raise GivenUp("the corpus is empty", metadata=metadata, allow_retries=False)
+
+
+def ask_for_a_retry(output_path: str) -> None:
+    """Asks Dagster for two more attempts, in words of its own."""
+    import dagster as dg
+
+    try:
+        if count(output_path) < 3:
+            raise LookupError("no such corpus yet")
+    except LookupError as error:
+        raise dg.RetryRequested(max_retries=2, seconds_to_wait=0) from error
+
+
 def segfault(output_path: str) -> None:
     """Dies in C code."""
     ctypes.string_at(0)

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -164,6 +165,41 @@ def test_a_result_that_no_record_holds_is_a_fault() -> None:
     assert fault.type == "ResultError"
     assert call.output_path in fault.message
     assert result_of(call) is None
+
+
+def raise_decimal_error(output_path: str) -> None:
+    """Raises what derives from an exception of a package, and is in none itself."""
+    import decimal
+
+    class Own(decimal.InvalidOperation):
+        """As people derive their own."""
+
+    raise Own("no number")
+
+
+@pytest.mark.parametrize(
+    ("body", "details"),
+    [
+        ("return {'kind': type(error).__name__}", {"kind": "Own"}),
+        ("return None", None),
+        ("return object()", None),
+        ("raise RuntimeError('no words')", None),
+    ],
+)
+def test_a_describer_puts_exceptions_of_its_package_into_the_fault(
+    body: str, details: Any, tmp_path: Path
+) -> None:
+    tmp_path.joinpath("describing_decimals.py").write_text(f"def describe(error): {body}\n")
+    call = replace(
+        call_of(raise_decimal_error),
+        describers={"decimal": "describing_decimals", "json": "not_imported_for_others"},
+    )
+
+    assert run_elsewhere(call, PYTHONPATH=str(tmp_path)).returncode == 1
+
+    fault = read_fault(Folder.at(call.output_path), "job-1")
+    assert fault is not None
+    assert (fault.message, fault.details) == ("no number", details)
 
 
 def test_a_fault_of_another_job_is_not_this_ones() -> None:

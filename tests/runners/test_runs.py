@@ -115,6 +115,61 @@ def test_a_killed_job_leaves_its_signal_and_a_retry_leaves_the_run_green(
     assert status_of(step) == "SUCCESS"
 
 
+def run_with_policy(
+    instance: dg.DagsterInstance, runner: str, step: StepSpec, policy: dg.RetryPolicy | None
+) -> Run:
+    definitions = dg.Definitions(
+        assets=build_marin_assets([step]),
+        resources={"marin_io_manager": MarinIOManager()},
+        jobs=[
+            dg.define_asset_job(
+                JOB,
+                executor_def=build_marin_executor(),
+                op_retry_policy=policy,
+            )
+        ],
+    )
+    return run_job(definitions, instance, config={"default_with_resources": runner})
+
+
+@pytest.mark.parametrize("runner", ["inline", "process"])
+def test_a_failure_that_allows_no_retries_is_the_only_attempt_and_shows_its_metadata(
+    instance: dg.DagsterInstance, runner: str
+) -> None:
+    step = StepSpec("own", fn=step_functions.give_up, resources=SMALL)
+
+    run = run_with_policy(instance, runner, step, dg.RetryPolicy(max_retries=3))
+
+    assert not run.success
+    assert len(step_functions.beside(step.output_path, "entries").read_text().splitlines()) == 1
+    assert not run.of_type("STEP_UP_FOR_RETRY")
+    [failed] = run.of_type("STEP_FAILURE")
+    shown = failed.step_failure_data.user_failure_data
+    assert shown is not None
+    assert shown.description == "the corpus is empty"
+    assert shown.metadata == {
+        "rows": dg.MetadataValue.int(3),
+        "page": dg.MetadataValue.url("https://example.com"),
+    }
+    assert "in give_up" in run.error("own")
+
+
+@pytest.mark.parametrize("runner", ["inline", "process"])
+def test_a_function_asks_for_its_own_number_of_retries(
+    instance: dg.DagsterInstance, runner: str
+) -> None:
+    step = StepSpec("own", fn=step_functions.ask_for_a_retry, resources=SMALL)
+
+    run = run_with_policy(instance, runner, step, None)
+
+    assert run.success
+
+    first, second = run.of_type("STEP_UP_FOR_RETRY")
+    assert "no such corpus yet" in str(first.step_retry_data.error)
+    assert "no such corpus yet" in str(second.step_retry_data.error)
+    assert len(step_functions.beside(step.output_path, "entries").read_text().splitlines()) == 3
+
+
 def test_what_a_job_writes_is_in_its_own_steps_log(tmp_path: Path) -> None:
     steps = [StepSpec(name, fn=step_functions.write, resources=SMALL) for name in ("a", "b")]
     with dg.DagsterInstance.local_temp(str(tmp_path)) as instance:
