@@ -210,6 +210,8 @@ def _build(
 
 
 def _run_inline(attempt: Attempt, control: StepControl) -> None:
+    control.check()
+    attempt.withdraw()
     with control.user_code():
         attempt.result = run_inline(attempt.step, attempt.provenance)
 

@@ -99,6 +99,16 @@ def status_of(step: Any) -> str | None:
     return file.read_text() if file.exists() else None
 
 
+def files_of(step: Any) -> dict[str, bytes]:
+    """The files of a local output, hidden ones included, and what they hold."""
+    folder = Path(step.output_path)
+    return {
+        str(file.relative_to(folder)): file.read_bytes()
+        for file in folder.rglob("*")
+        if file.is_file()
+    }
+
+
 def is_locked(step: Any) -> bool:
     """Whether a local output has a lock file."""
     return Path(step.output_path, ".executor_status.lock").exists()

@@ -23,7 +23,7 @@ from marin_dagster.cache.record import (
     step_record,
     write_record,
 )
-from marin_dagster.cache.status import Status, write_status
+from marin_dagster.cache.status import Status, read_status, write_status
 from marin_dagster.cache.store import Folder
 from marin_dagster.errors import LeaseLostError, RecordError, StoreAwayError, StoreError
 from marin_dagster.steps.protocol import StepLike, address
@@ -54,6 +54,8 @@ class Hit:
 class Attempt:
     """One attempt to build an output: lease held and renewed, status RUNNING.
 
+    The status of an output that is finished already stays SUCCESS until :meth:`withdraw`.
+
     It ends exactly once, by :meth:`commit` or :meth:`fail`; :meth:`abandon` belongs on every way
     out. Safe to end from another thread.
     """
@@ -72,6 +74,8 @@ class Attempt:
     """The Dagster run that this attempt belongs to."""
     result: Any = None
     """What the function returned, when it ran in this process."""
+    stands: bool = False
+    """The output was finished before, and nothing of this attempt has touched it yet."""
     has_record: bool = False
     """A worker elsewhere has written the record already."""
     scaffold: tuple[str, ...] = ()
@@ -80,6 +84,7 @@ class Attempt:
     _started: float = field(default_factory=time.monotonic)
     _mutex: threading.RLock = field(default_factory=threading.RLock)
     _ended: bool = False
+    _committed: bool = False
 
     @property
     def worker_id(self) -> str:
@@ -107,6 +112,39 @@ class Attempt:
         """Seconds since the attempt began."""
         return time.monotonic() - self._started
 
+    @property
+    def cut_off(self) -> bool:
+        """The output was finished before, and this attempt has left it unfinished."""
+        rebuilding = self.previous is Status.SUCCESS and not self.stands
+        return rebuilding and not self._committed and self.lost is None
+
+    def withdraw(self) -> None:
+        """Take SUCCESS back from an output that is finished already: the function begins.
+
+        Until then the output stays as it is, so that an attempt that never gets there costs
+        nothing.
+
+        Raises:
+            LeaseLostError: another worker took over, or the attempt has ended; nothing is written.
+            StoreError: the store refused.
+        """
+        with self._mutex:
+            self._require_open()
+            if self.stands:
+                self._lease.check()
+                write_status(self.folder, Status.RUNNING)
+                self.stands = False
+
+    def still_stands(self) -> bool:
+        """Whether the finished output of before is untouched: a job elsewhere withdraws it itself.
+
+        Raises:
+            StoreError: the store refused.
+        """
+        if self.stands:
+            self.stands = read_status(self.folder) is Status.SUCCESS
+        return self.stands
+
     def commit(self) -> ArtifactRecord:
         """Finish: write the record, make sure that the lease still holds, write SUCCESS.
 
@@ -124,11 +162,7 @@ class Attempt:
         After any other of these the attempt has failed.
         """
         with self._mutex:
-            if self._ended:
-                raise LeaseLostError(
-                    f"step {address(self.step)}: this attempt has already ended; its output "
-                    f"{self.folder.url} is not marked as finished."
-                )
+            self._require_open()
             try:
                 written = self.has_record or self.step.writes_record
                 record = None
@@ -136,12 +170,14 @@ class Attempt:
                     record = step_record(self.step, self.result, self.provenance)
                 # Before the record, too: a new owner's record is not ours to overwrite.
                 self._lease.check()
+                self.withdraw()
                 if record is not None:
                     write_record(self.folder, record)
                 else:
                     record = self._own_record()
                 self._lease.check()
                 write_status(self.folder, Status.SUCCESS)
+                self._committed = True
                 self._remove_scaffold()
             except StoreAwayError as error:
                 self.leave(error)
@@ -151,6 +187,13 @@ class Attempt:
                 raise
             self.give_back()
             return record
+
+    def _require_open(self) -> None:
+        if self._ended:
+            raise LeaseLostError(
+                f"step {address(self.step)}: this attempt has already ended; its output "
+                f"{self.folder.url} is not marked as finished."
+            )
 
     def _remove_scaffold(self) -> None:
         for name in self.scaffold:
@@ -170,15 +213,19 @@ class Attempt:
         return restate_provenance(self.folder, record, self.run)
 
     def fail(self) -> None:
-        """Mark the attempt as failed and give the lease back. Raises nothing for a broken store:
-        the status then stays RUNNING without a lease, or with one that runs out, and the next
-        worker takes over."""
+        """Mark the attempt as failed and give the lease back. An output that was finished before
+        and is untouched stays finished.
+
+        Raises nothing for a broken store: the status then stays RUNNING without a lease, or with
+        one that runs out, and the next worker takes over.
+        """
         with self._mutex:
             if self._ended:
                 return
             try:
                 self._lease.check()
-                write_status(self.folder, Status.FAILED)
+                if not self.still_stands():
+                    write_status(self.folder, Status.FAILED)
             except StoreAwayError as error:
                 self.leave(error)
                 return

@@ -4,9 +4,10 @@
 
     look_up(step) -> LookUp            reads only
     begin(step)   -> Hit               served from the cache
-                   | Attempt           lease held, status RUNNING
+                   | Attempt           lease held, status RUNNING, or still SUCCESS
+                        .withdraw()       RUNNING, when it was SUCCESS: the function begins
                         .commit(result)   record, lease checked, SUCCESS, lease released
-                        .fail()           FAILED, lease released
+                        .fail()           FAILED unless SUCCESS still stands, lease released
                         .abandon()        fail() unless the attempt has ended already
 
 The order of the files and their formats are Marin's, so that either side serves, waits for and
@@ -148,7 +149,8 @@ class StepCache:
 
         Waits while a live worker holds the output, and serves what that worker finishes. An output
         that is RUNNING without a live lease is taken over at once. The status is read again once
-        the lease is won. Nothing is written before all dependencies are known to be finished.
+        the lease is won. Nothing is written before all dependencies are known to be finished, and a
+        finished output that is to be built again stays finished until :meth:`Attempt.withdraw`.
 
         Args:
             step: the step.
@@ -209,7 +211,9 @@ class StepCache:
                 if status not in (None, Status.SUCCESS):
                     attempt.previous_at = folder.modified(STATUS_FILE)
                 attempt.begun_before = not write_info(folder, step)
-                write_status(folder, Status.RUNNING)
+                attempt.stands = status is Status.SUCCESS
+                if not attempt.stands:
+                    write_status(folder, Status.RUNNING)
             except StepError:
                 attempt.give_back()
                 raise

@@ -4,6 +4,9 @@ The driver holds the lease and the status; the job writes the record. Before a j
 ``.step_job.json`` beside the output says which job of which runner it will be, so that after the
 driver's death the next one attaches to the job instead of starting a second. It is removed once the
 output is finished, or the job is known to have ended otherwise.
+
+An output that is finished and built again stays finished until its job begins the function: the job
+itself withdraws SUCCESS and the record then, since nobody else knows when that is.
 """
 
 import logging
@@ -42,7 +45,7 @@ from marin_dagster.runners.notes import (
     read_job_note,
     write_job_note,
 )
-from marin_dagster.runners.payload import StepCall, forget_traces, read_fault
+from marin_dagster.runners.payload import StepCall, forget_fault, forget_record, read_fault
 from marin_dagster.steps.paths import PREFIX_VARIABLE, output_prefix
 from marin_dagster.steps.protocol import address
 
@@ -120,6 +123,8 @@ def take_over(
     if job is None or job.status.state.failed or (rebuilding and job.status.state.final):
         attempt.folder.delete(JOB_FILE)
         return None
+    # It may be at its function, and what was submitted before SUCCESS does not withdraw it.
+    attempt.withdraw()
     write_job_note(attempt, replace(left_over, owner=attempt.worker_id))
     controls.say(
         f"attached to job {job.label} of {left_over.runner}, which an earlier run had submitted"
@@ -139,7 +144,9 @@ def submit(runner: Runner, attempt: Attempt, request: Request, controls: Control
     name = job_name(attempt.step, request, attempt.id)
     call = StepCall.of(attempt, name, controls.describers)
     note = JobNote(runner.name, name, attempt.worker_id, runner.engine)
-    forget_traces(attempt.folder)
+    forget_fault(attempt.folder)
+    if not attempt.stands:
+        forget_record(attempt.folder)
     write_job_note(attempt, note)
     try:
         job = runner.submit(name, call, _with_surroundings(request, attempt.provenance))
@@ -260,7 +267,8 @@ def _judge(job: Job, attempt: Attempt) -> None:
     where = f"step {address(attempt.step)}, job {job.label}"
     status: JobStatus = job.status
     if status.state is JobState.SUCCEEDED:
-        if read_record(attempt.folder) is None:
+        # A record of a finished output of before is not the job's.
+        if attempt.still_stands() or read_record(attempt.folder) is None:
             raise JobFailedError(
                 f"{where}: the job ended well, but no record of it is in {attempt.folder.url}. "
                 "Make sure that the engine's workers see this store."

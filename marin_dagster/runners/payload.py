@@ -1,7 +1,8 @@
 """``StepCall``: what a worker of an engine runs, and the traces that it leaves beside the output.
 
 The worker calls the function and writes the record, or ``.step_error.json`` when the function
-raises, since engines cut or lose tracebacks. The lease and the status stay with the driver. This
+raises, since engines cut or lose tracebacks. The lease and the status stay with the driver, but for
+one thing: the worker withdraws a finished output, right before the function overwrites it. This
 module is all that a worker needs; it imports neither Dagster nor an engine.
 """
 
@@ -30,6 +31,7 @@ from marin_dagster.cache.record import (
     step_record,
     write_record,
 )
+from marin_dagster.cache.status import Status, read_status, write_status
 from marin_dagster.errors import RunnerError, StepWithoutFunctionError
 from marin_dagster.steps.protocol import address
 from marin_dagster.steps.remote import step_function
@@ -58,6 +60,8 @@ class StepCall:
     """Who can put exceptions of a package into JSON, so that they mean the same to the driver as in
     its own process: the package, and the module whose ``describe(error)`` does it. Imported only
     when a function has raised such an exception."""
+    rebuilds: bool = False
+    """There is a finished output, which the function is about to overwrite."""
 
     @classmethod
     def of(
@@ -73,7 +77,8 @@ class StepCall:
         if function is None:
             raise StepWithoutFunctionError(f"step {address(step)} has no function")
         record = None if step.writes_record else step_record(step, None, attempt.provenance)
-        return cls(function, address(step), step.output_path, job, record, describers or {})
+        place = address(step), step.output_path, job
+        return cls(function, *place, record, describers or {}, rebuilds=attempt.stands)
 
 
 @dataclass(frozen=True)
@@ -150,6 +155,8 @@ def run_packed(packed: bytes) -> None:
 
 
 def _run(folder: Folder, call: StepCall) -> None:
+    if call.rebuilds:
+        withdraw(folder)
     result = call.function(call.output_path)
     if call.record is not None and _rank() == 0:
         payload = result_payload(call, result)
@@ -172,15 +179,43 @@ def read_fault(folder: Folder, job: str) -> StepFault | None:
     return fault if fault.job == job else None
 
 
-def forget_traces(folder: Folder) -> None:
-    """Remove the record and the error of earlier attempts, before a new job is submitted.
+def withdraw(folder: Folder) -> None:
+    """Take SUCCESS and the record back from a finished output, right before it is overwritten.
 
-    From then on a record means that the new job has finished its function.
+    In this order, so that a worker that dies here leaves nothing that is served without a record.
+    With several ranks, each sees to the status, and the first, which writes the record, to that.
+
+    Raises:
+        StoreError: the store refused.
     """
-    for name in (RECORD_FILE, ERROR_FILE):
-        # Not every worker may delete, and mostly there is nothing.
-        if folder.read(name) is not None:
-            folder.delete(name)
+    if read_status(folder) is Status.SUCCESS:
+        write_status(folder, Status.RUNNING)
+    if _rank() == 0:
+        forget_record(folder)
+
+
+def forget_record(folder: Folder) -> None:
+    """Remove the record of earlier attempts: from then on one means that the function has ended.
+
+    Raises:
+        StoreError: the store refused.
+    """
+    _forget(folder, RECORD_FILE)
+
+
+def forget_fault(folder: Folder) -> None:
+    """Remove what an earlier job wrote about its failure.
+
+    Raises:
+        StoreError: the store refused.
+    """
+    _forget(folder, ERROR_FILE)
+
+
+def _forget(folder: Folder, name: str) -> None:
+    # Not every worker may delete, and mostly there is nothing.
+    if folder.read(name) is not None:
+        folder.delete(name)
 
 
 def _write_fault(folder: Folder, job: str, error: BaseException, details: Any) -> None:

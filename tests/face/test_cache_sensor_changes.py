@@ -200,6 +200,8 @@ def test_an_output_that_is_built_again_elsewhere_is_told_from_begin_to_end(
 
     attempt = StepCache().begin(raw, force=True)
     assert isinstance(attempt, Attempt)
+    assert watch.tick() == {}
+    attempt.withdraw()
     story.append(watch.told())
     attempt.fail()
     story.append(watch.told())

@@ -1,13 +1,16 @@
 """``force``, ``retry_failed`` and ``dry_run``: what a run can choose in its config."""
 
+import threading
 from pathlib import Path
 from typing import Any
 
 import dagster as dg
 import pytest
 
-from marin_dagster import StepSpec, build_definitions
-from support import Recorder, Run, metadata_of, run_job, status_of
+from marin_dagster import ResourceConfig, StepSpec, build_definitions, step_op
+from marin_dagster.cache import Folder
+from marin_dagster.errors import StoreError
+from support import Recorder, Run, files_of, metadata_of, run_job, status_of
 
 
 @pytest.fixture
@@ -119,6 +122,54 @@ def test_a_name_that_is_not_selected_is_not_forced(
     assert "train" not in recorder.calls
     messages = [entry.user_message for entry in instance.all_logs(run.run_id)]
     assert "force names 'train', which this run does not select." in messages
+
+
+def refuse_to_read_the_note(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(folder: Folder) -> None:
+        raise StoreError("the store refused")
+
+    monkeypatch.setattr(step_op, "read_job_note", refuse)
+
+
+@pytest.mark.parametrize(
+    ("fields", "config", "error"),
+    [
+        ({}, {}, "the store refused"),
+        ({"resources": ResourceConfig(cpu=1, ram="1g")}, {}, "cannot be sent to a worker"),
+        (
+            {},
+            {"runners": {"away": {"slurm": {"folder": "jobs"}}}, "default": "away"},
+            "was not found",
+        ),
+    ],
+    ids=["inline", "not picklable", "no engine"],
+)
+def test_a_forced_build_that_never_starts_leaves_the_finished_output(
+    fields: dict[str, Any],
+    config: dict[str, Any],
+    error: str,
+    recorder: Recorder,
+    instance: dg.DagsterInstance,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    raw = recorder.step("raw", result={"size": 3})
+    assert run_job(build_definitions([raw]), instance).success
+    before = files_of(raw)
+    if error == "the store refused":
+        refuse_to_read_the_note(monkeypatch)
+    monkeypatch.setenv("PATH", "")
+    held = threading.Lock() if "resources" in fields else None
+    stuck = StepSpec("raw", fn=lambda path: print(held), **fields)
+
+    run = run_job(build_definitions([stuck]), instance, config={"force": True, **config})
+
+    assert not run.success
+    assert error in run.error("raw")
+    assert files_of(raw) == before
+    assert run.observed() == []
+    assert run_job(build_definitions([raw]), instance).observed() == ["raw"]
 
 
 def test_a_forced_step_below_a_step_that_is_gone_builds_that_too(

@@ -7,6 +7,8 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+from functools import partial
 from pathlib import Path
 
 import dagster as dg
@@ -116,6 +118,27 @@ class Conformance:
         assert first.job is not None
         assert second.job is not None
         assert first.job.name != second.job.name
+
+    def test_a_finished_output_is_built_again_and_stays_finished_where_no_worker_can_begin(
+        self, engine: Engine, runner: Runner
+    ) -> None:
+        step = engine.step("rebuild", step_functions.write)
+        drive(runner, step).end()
+        record = Path(step.output_path, ".artifact.json")
+        first = record.read_bytes()
+        stuck = dataclasses.replace(step, fn=partial(step_functions.write, threading.Lock()))
+
+        with pytest.raises(RunnerError, match="cannot be sent to a worker"):
+            Drive(stuck, runner, force=True).start().end()
+
+        assert (status_of(step), record.read_bytes()) == ("SUCCESS", first)
+        assert is_clean(step)
+
+        Drive(step, runner, force=True).start().end()
+
+        assert status_of(step) == "SUCCESS"
+        assert record.read_bytes() != first
+        assert is_clean(step)
 
     def test_a_segmentation_fault_is_named(self, engine: Engine, runner: Runner) -> None:
         step = engine.step("crash", step_functions.segfault)

@@ -68,6 +68,7 @@ class Drive:
 
     step: StepSpec
     runner: Runner
+    force: bool = False
     job: Job | None = None
     error: BaseException | None = None
     said: list[str] = field(default_factory=list)
@@ -112,7 +113,7 @@ class Drive:
 
     def _run(self) -> None:
         try:
-            outcome = StepCache(TIMING).begin(self.step)
+            outcome = StepCache(TIMING).begin(self.step, force=self.force)
             if isinstance(outcome, Hit):
                 return
             self.attempt = outcome

@@ -8,6 +8,7 @@ from marin_dagster.cache import Folder
 from marin_dagster.cache.record import write_record
 from marin_dagster.errors import EngineError
 from marin_dagster.runners import Job, JobState, JobStatus, Request, StepCall
+from marin_dagster.runners.payload import withdraw
 from marin_dagster.steps import StepLike
 
 
@@ -33,8 +34,16 @@ class FakeJob(Job):
         """Be in a state."""
         self.report(JobStatus(state, reason))
 
+    def begin(self) -> None:
+        """Begin the function, as a worker does."""
+        assert self.call is not None
+        if self.call.rebuilds:
+            withdraw(Folder.at(self.call.output_path))
+        self.say(JobState.RUNNING)
+
     def succeed(self) -> None:
         """End well: the record is written."""
+        self.begin()
         assert self.call is not None
         if self.call.record is not None:
             write_record(Folder.at(self.call.output_path), self.call.record)
