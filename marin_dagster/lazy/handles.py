@@ -12,8 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar
 
-from marin_dagster.errors import CollisionError, InputsError, UndeclaredDependencyError
+from marin_dagster.errors import CollisionError, InputsError
 from marin_dagster.lazy.artifact import Artifact
+from marin_dagster.lazy.step_context import StepContext
 from marin_dagster.steps.fingerprint import canonical_json, fingerprint_hash
 from marin_dagster.steps.paths import is_relative, join, output_prefix
 from marin_dagster.steps.protocol import Handle, StepLike
@@ -57,7 +58,7 @@ class ArtifactStep(Handle, Generic[A]):
     """What the artifact is loaded as."""
     run: Callable[[Any], Any]
     """Builds it from its configuration; returns the artifact, or None when its files are all."""
-    build_config: Callable[["StepContext"], Any]
+    build_config: Callable[[StepContext], Any]
     """Makes the configuration; called for the fingerprint, too, with stand-ins."""
     deps: Sequence["ArtifactStep[Any]"] = ()
     """The artifacts that ``build_config`` asks for."""
@@ -127,7 +128,8 @@ class ArtifactStep(Handle, Generic[A]):
         if self.adopt_source is not None:
             adopted = {"adopt_source": self.adopt_source, "config": self.adopt_config}
             return json.dumps(adopted, sort_keys=True)
-        return canonical_json(self.build_config(StepContext.for_fingerprint(self)))
+        context = StepContext.for_fingerprint(self.runtime_args, self.deps)
+        return canonical_json(self.build_config(replace(context, _asking=self.identity)))
 
     def fingerprint(self) -> str:
         """8 hex digits of the recipe; the same under every prefix."""
@@ -138,6 +140,18 @@ class ArtifactStep(Handle, Generic[A]):
         location = self.adopt_source or self.override_path or f"{self.name}/{self.version}"
         return join(output_prefix(prefix), location) if is_relative(location) else location
 
+    def run_context(self, output_path: str, prefix: str) -> StepContext:
+        """What a run of this handle builds its configuration from.
+
+        Args:
+            output_path: the step's folder.
+            prefix: the storage prefix, below which dependencies lie.
+        """
+        context = StepContext.for_run(
+            output_path, prefix, runtime_args=self.runtime_args, deps=self.deps
+        )
+        return replace(context, _asking=self.identity)
+
     def lower(self, memo: dict[int, StepLike] | None = None) -> StepLike:
         """The handle and all above it as ``StepSpec``; see :func:`marin_dagster.lazy.lower`."""
         from marin_dagster.lazy.lowering import lower
@@ -145,79 +159,14 @@ class ArtifactStep(Handle, Generic[A]):
         return lower(self, memo)
 
 
-@dataclass(frozen=True)
-class StepContext:
-    """What a configuration is built from, without bearing identity."""
+def materialized_config(handle: ArtifactStep[Any], prefix: str) -> Any:
+    """The configuration that a run below ``prefix`` would get, to look at or to test. Runs nothing.
 
-    output_path: str
-    """The step's folder."""
-    prefix: str
-    """The storage prefix."""
-    region: str | None
-    """Where it runs, when that is known."""
-    is_fingerprint: bool
-    """The configuration is only wanted for its fingerprint: paths are stand-ins, and no artifact
-    can be read."""
-    _handle: ArtifactStep[Any]
-    _loaded: dict[int, Any] = field(default_factory=dict)
-
-    @classmethod
-    def for_run(cls, handle: ArtifactStep[Any], output_path: str) -> "StepContext":
-        """For a run that writes to ``output_path``."""
-        return cls(output_path, output_prefix(None), None, False, handle)
-
-    @classmethod
-    def for_fingerprint(cls, handle: ArtifactStep[Any]) -> "StepContext":
-        """With stand-ins for everything that bears no identity; Marin's."""
-        return cls("<output_path>", "<prefix>", "<region>", True, handle)
-
-    def artifact_path(self, dep: ArtifactStep[Any]) -> str:
-        """Where a dependency lies; ``name@version`` for the fingerprint.
-
-        Raises:
-            UndeclaredDependencyError: the step does not list it in ``deps``.
-        """
-        self._require_declared(dep)
-        return dep.identity if self.is_fingerprint else dep.path(self.prefix)
-
-    def resolved(self, dep: ArtifactStep[A]) -> A:
-        """A dependency, loaded once.
-
-        Raises:
-            UndeclaredDependencyError: the step does not list it in ``deps``.
-            ValueError: there is nothing to read for a fingerprint.
-            ArtifactTypeMismatchError: it was recorded as another type.
-        """
-        if self.is_fingerprint:
-            raise ValueError(
-                f"{self._handle.identity}: resolved() has nothing to read for the fingerprint. Ask "
-                "is_fingerprint first, and give what bears identity instead."
-            )
-        self._require_declared(dep)
-        if id(dep) not in self._loaded:
-            self._loaded[id(dep)] = dep.artifact_type.raw_load(dep.path(self.prefix))
-        found: A = self._loaded[id(dep)]
-        return found
-
-    def runtime_arg(self, key: str) -> Any:
-        """One of the step's ``runtime_args``; ``<key>`` for the fingerprint.
-
-        Raises:
-            KeyError: the step has no such argument.
-        """
-        if key not in self._handle.runtime_args:
-            known = ", ".join(sorted(self._handle.runtime_args)) or "none"
-            raise KeyError(
-                f"{self._handle.identity} has no runtime argument {key!r}; it has {known}"
-            )
-        return f"<{key}>" if self.is_fingerprint else self._handle.runtime_args[key]
-
-    def _require_declared(self, dep: ArtifactStep[Any]) -> None:
-        if not any(dep is declared for declared in self._handle.deps):
-            raise UndeclaredDependencyError(
-                f"{self._handle.identity} asks for {dep.identity}, which is not in its deps. Add "
-                "it there, so that it is built first."
-            )
+    Args:
+        handle: the handle.
+        prefix: the storage prefix.
+    """
+    return handle.build_config(handle.run_context(handle.path(prefix), prefix))
 
 
 def apply(

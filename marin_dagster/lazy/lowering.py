@@ -22,9 +22,10 @@ from marin_dagster.errors import (
     VersionError,
 )
 from marin_dagster.lazy.artifact import Artifact, result_type_name
-from marin_dagster.lazy.handles import ArtifactStep, StepContext
+from marin_dagster.lazy.handles import ArtifactStep
 from marin_dagster.steps import StepLike, StepSpec
 from marin_dagster.steps.fingerprint import canonical_json, fingerprint_hash
+from marin_dagster.steps.paths import output_prefix
 from marin_dagster.steps.remote import is_remote
 from marin_dagster.steps.versions import is_mutable_version
 from marin_dagster.steps.walk import deps_first
@@ -121,7 +122,7 @@ class _Build:
             self._require_data(handle.path())
             self._record(output_path, config=handle.adopt_config, source=handle.path())
             return
-        config = handle.build_config(StepContext.for_run(handle, output_path))
+        config = handle.build_config(handle.run_context(output_path, output_prefix(None)))
         run: Any = handle.run
         result = (run.fn if is_remote(run) else run)(config)
         self._check(result, output_path)

@@ -1,6 +1,7 @@
 """Lazy artifacts of both sides: one fingerprint, one address, one record."""
 
 import dataclasses
+import inspect
 import json
 import random
 from collections.abc import Callable
@@ -18,10 +19,12 @@ import marin.execution.fingerprint as marin_fingerprint
 import marin.execution.lazy as marin_lazy
 import numpy as np
 import pytest
+from rigging.filesystem.cluster_config import region_from_prefix
 from rigging.provenance import Provenance
 
 import marin_dagster.lazy as our_lazy
 from marin_dagster import StepRunner, build_definitions
+from marin_dagster.lazy.region import region_of_prefix
 from marin_dagster.steps.fingerprint import canonical_json, fingerprint_hash
 from marin_dagster.steps.protocol import adopted_source, is_pinned
 from support import run_job
@@ -251,3 +254,22 @@ def test_marins_adopted_data_is_registered_by_who_reads_it(
     record = marin_artifact.read_record(str(store / "old" / V))
     assert record is not None
     assert record.source == str(store / "existing")
+
+
+@pytest.mark.parametrize(
+    "prefix",
+    ["gs://marin-us-central1", "gs://marin-eu-west4/a", "gs://other/x", "s3://marin-x", "/marin-x"],
+)
+def test_a_prefix_is_in_one_region(prefix: str) -> None:
+    assert region_of_prefix(prefix) == region_from_prefix(prefix)
+
+
+@pytest.mark.parametrize("maker", ["for_run", "for_fingerprint"])
+def test_contexts_are_made_with_the_same_arguments(maker: str) -> None:
+    ours, marins = (
+        inspect.signature(getattr(lazy.StepContext, maker)).parameters.values()
+        for lazy in (our_lazy, marin_lazy)
+    )
+    assert [(one.name, one.kind, one.default) for one in ours] == [
+        (one.name, one.kind, one.default) for one in marins
+    ]

@@ -23,7 +23,16 @@ from marin_dagster.errors import (
     UndeclaredDependencyError,
     VersionError,
 )
-from marin_dagster.lazy import OUT, Artifact, ArtifactStep, StepContext, apply, load, lower
+from marin_dagster.lazy import (
+    OUT,
+    Artifact,
+    ArtifactStep,
+    StepContext,
+    apply,
+    load,
+    lower,
+    materialized_config,
+)
 from marin_dagster.steps.protocol import (
     adopted_source,
     artifact_version,
@@ -127,6 +136,36 @@ def test_what_comes_from_the_context_bears_no_identity(monkeypatch: pytest.Monke
     before = lower(small).hash_id
     monkeypatch.setenv("MARIN_PREFIX", "/elsewhere")
     assert lower(small).hash_id == before
+
+
+def test_the_contexts_take_what_marins_take() -> None:
+    raw = handle("raw")
+    run = StepContext.for_run(
+        "/out", "/prefix", region="us-east5", runtime_args={"tpu": "v4-8"}, deps=[raw]
+    )
+    fingerprint = StepContext.for_fingerprint(["tpu"], [raw])
+
+    assert (run.output_path, run.prefix, run.region) == ("/out", "/prefix", "us-east5")
+    assert (run.runtime_arg("tpu"), fingerprint.runtime_arg("tpu")) == ("v4-8", "<tpu>")
+    assert (run.artifact_path(raw), fingerprint.artifact_path(raw)) == (
+        f"/prefix/raw/{V}",
+        f"raw@{V}",
+    )
+    assert (run.is_fingerprint, fingerprint.is_fingerprint) == (False, True)
+    for context in (run, fingerprint):
+        with pytest.raises(UndeclaredDependencyError, match="the step asks for"):
+            context.artifact_path(handle("other"))
+
+
+def test_the_configuration_of_a_run_can_be_looked_at(store: Path) -> None:
+    def config(context: StepContext) -> list[str]:
+        return [context.output_path, context.artifact_path(raw), context.runtime_arg("tpu")]
+
+    raw = handle("raw")
+    asking = handle("asks", build_config=config, runtime_args={"tpu": "v4-8"}, deps=[raw])
+
+    assert materialized_config(asking, "gs://b") == [f"gs://b/asks/{V}", f"gs://b/raw/{V}", "v4-8"]
+    assert not store.exists()
 
 
 def test_a_dependency_must_be_declared_to_be_asked_for() -> None:
