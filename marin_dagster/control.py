@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 import dagster as dg
 
-from marin_dagster.cache import Attempt
+from marin_dagster.cache import Attempt, DriftLog
 from marin_dagster.history import History
 from marin_dagster.runners import INLINE_PLACE, Place, Runner
 
@@ -44,6 +44,8 @@ class StepControl:
     """Where to leave what the step's attempt raised, for who wants the exception itself."""
     history: History | None = None
     """What the run knows of its steps' past; None where each step asks for itself."""
+    drifts: DriftLog = field(default_factory=DriftLog)
+    """Warns of drifted outputs, once in a run."""
     event_loop: asyncio.AbstractEventLoop | None = None
     """A loop of the step's own, closed at the end."""
     _stop: threading.Event = field(default_factory=threading.Event)

@@ -1,15 +1,25 @@
 """``StepOp``: what a step's op does: serve the output from the cache, or build it."""
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import dagster as dg
 
 from marin_dagster._compat import disable_dagster_warnings
-from marin_dagster.cache import Attempt, CacheState, Folder, Hit, RunIdentity, StepCache, find_drift
+from marin_dagster.cache import (
+    Attempt,
+    CacheState,
+    Drift,
+    Folder,
+    Hit,
+    RunIdentity,
+    StepCache,
+    find_drift,
+)
 from marin_dagster.control import StepControl, step_control
 from marin_dagster.errors import MarinDagsterError, RemoteFunctionError
 from marin_dagster.history import History
@@ -38,6 +48,7 @@ from marin_dagster.steps.protocol import (
     artifact_version,
     data_version,
     is_mutable,
+    is_pinned,
 )
 
 OUTPUT_NAME = "result"
@@ -78,17 +89,22 @@ class StepOp:
             retry_failed=control.retry_failed,
             hit_expected=control.hit_expected,
             run=_identity(context, control),
+            warn=_warn(context, control),
             wait=control.wait,
             say=context.log.info,
         )
         if isinstance(outcome, Hit):
             context.log.info(f"{address(self.step)}: served from {outcome.folder.url}")
-            yield self._output(context, outcome)
+            yield self._output(context, outcome, control)
             return
         control.attempts.append(outcome)
         try:
+            for dep in self.step.deps:
+                if is_pinned(dep):  # the other inputs are looked at once the step is built
+                    _built_version(dep, _warn(context, control))
             why = self._why(context, outcome, control)
-            yield self._output(context, outcome, why | _build(outcome, control, context))
+            metadata = why | _build(outcome, control, context)
+            yield self._output(context, outcome, control, metadata)
         finally:
             # The IO manager has committed it by now, unless something went wrong on the way.
             outcome.abandon()
@@ -110,8 +126,11 @@ class StepOp:
         self,
         context: dg.AssetExecutionContext,
         value: Hit | Attempt,
+        control: StepControl,
         metadata: Mapping[str, Any] | None = None,
     ) -> dg.Output[Any]:
+        # What was built from a drifted input deserves a warning, as in Marin; what is served not.
+        warn = _warn(context, control) if isinstance(value, Attempt) else None
         # The keys as they are in this job: they may have been changed after build_marin_assets.
         keys = context.assets_def.keys_by_input_name
         # Dagster cannot know the version of a dependency that this instance never materialized,
@@ -119,7 +138,7 @@ class StepOp:
         tags = {
             input_version_tag(keys[name]): version
             for name, step in self.input_steps.items()
-            if (version := _built_version(step)) is not None
+            if (version := _built_version(step, warn)) is not None
         }
         version = data_version(self.step)
         if isinstance(value, Hit) and value.drift is not None:
@@ -143,8 +162,21 @@ def _identity(context: dg.AssetExecutionContext, control: StepControl) -> RunIde
     return RunIdentity(context.run.job_name, context.run.run_id, control.from_script)
 
 
-def _built_version(step: StepLike) -> str | None:
-    """The data version of a finished output; None where only Dagster can know it."""
+def _warn(
+    context: dg.AssetExecutionContext, control: StepControl
+) -> Callable[[StepLike, Drift], None]:
+    return partial(control.drifts.warn, run_log=context.log)
+
+
+def _built_version(
+    step: StepLike, warn: Callable[[StepLike, Drift], None] | None = None
+) -> str | None:
+    """The data version of a finished output; None where only Dagster can know it.
+
+    Args:
+        step: the step.
+        warn: receives its drift.
+    """
     if is_mutable(step):
         return None
     if artifact_version(step) is None:
@@ -152,6 +184,8 @@ def _built_version(step: StepLike) -> str | None:
     drift = None
     with suppress(MarinDagsterError):  # what cannot be read tells nothing
         drift = find_drift(step, Folder.at(step.output_path))
+    if drift is not None and warn is not None:
+        warn(step, drift)
     return recorded_version(step, drift)
 
 
@@ -159,8 +193,8 @@ def _register(
     step: StepLike, cache: StepCache, control: StepControl, context: dg.AssetExecutionContext
 ) -> None:
     """Write the record of adopted data, which is no asset that a run could build."""
-    run = _identity(context, control)
-    outcome = cache.begin(step, run=run, wait=control.wait, say=context.log.info)
+    run, warn = _identity(context, control), _warn(context, control)
+    outcome = cache.begin(step, run=run, warn=warn, wait=control.wait, say=context.log.info)
     if isinstance(outcome, Attempt):
         control.attempts.append(outcome)
         try:

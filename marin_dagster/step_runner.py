@@ -16,7 +16,7 @@ from typing import Any
 import dagster as dg
 
 from marin_dagster._compat import InMemoryJob, capture_interrupts, execute_run
-from marin_dagster.cache import Attempt, Folder, StepCache, read_record, read_status
+from marin_dagster.cache import Attempt, DriftLog, Folder, StepCache, read_record, read_status
 from marin_dagster.cache.status import STATUS_FILE, Status
 from marin_dagster.definitions import build_definitions
 from marin_dagster.errors import (
@@ -132,10 +132,13 @@ class StepRunner:
             self.max_concurrent if max_concurrent is None else max_concurrent
         )
         errors: list[Exception] = []
+        drifts = DriftLog()
         if not dry_run:
-            errors += _external_faults(graph, retry_failed=force_run_failed)
+            errors += _external_faults(graph, drifts, retry_failed=force_run_failed)
         failures: dict[str, list[BaseException]] = {}
-        executor = runner_executor(limit, self._runners(), frozenset(graph.terminals), failures)
+        executor = runner_executor(
+            limit, self._runners(), frozenset(graph.terminals), failures, drifts
+        )
         execution = {"dry_run": dry_run, "retry_failed": force_run_failed}
         config = {"execution": {"config": execution}, "loggers": _LOGGERS}
         definitions = build_definitions(graph, executor=executor, job_name=_JOB, checks=False)
@@ -198,24 +201,30 @@ def resolve(handle: ArtifactStep[Any], *, max_concurrent: int = DEFAULT_MAX_CONC
     return run(handle, max_concurrent=max_concurrent)[0]
 
 
-def _external_faults(graph: StepGraph, *, retry_failed: bool) -> Iterator[Exception]:
+def _external_faults(
+    graph: StepGraph, drifts: DriftLog, *, retry_failed: bool
+) -> Iterator[Exception]:
     """See to the wanted steps that no run builds; yields why one cannot be had."""
     for path in graph.terminals:
         step = graph.steps[path]
         try:
             if adopted_source(step) is not None:
-                _register_adopted(step, retry_failed=retry_failed)
-            elif is_external(step) and not StepCache().look_up(step).finished:
-                raise StepWithoutFunctionError(
-                    f"step {address(step)} ({path}) has no finished output, and no run "
-                    f"builds it. Put its data there, with SUCCESS in its {STATUS_FILE}."
-                )
+                _register_adopted(step, drifts, retry_failed=retry_failed)
+            elif is_external(step):
+                found = StepCache().look_up(step)
+                if found.drift is not None:
+                    drifts.warn(step, found.drift)
+                if not found.finished:
+                    raise StepWithoutFunctionError(
+                        f"step {address(step)} ({path}) has no finished output, and no run "
+                        f"builds it. Put its data there, with SUCCESS in its {STATUS_FILE}."
+                    )
         except Exception as error:  # the function may be Marin's
             yield error
 
 
-def _register_adopted(step: StepLike, *, retry_failed: bool) -> None:
-    outcome = StepCache().begin(step, retry_failed=retry_failed)
+def _register_adopted(step: StepLike, drifts: DriftLog, *, retry_failed: bool) -> None:
+    outcome = StepCache().begin(step, retry_failed=retry_failed, warn=drifts.warn)
     if isinstance(outcome, Attempt):
         try:
             outcome.result = run_inline(step)

@@ -2,7 +2,7 @@
 
 from marin_dagster.cache.attempt import Attempt, Hit
 from marin_dagster.cache.cache import CacheState, LookUp, StepCache
-from marin_dagster.cache.drift import Drift, find_drift
+from marin_dagster.cache.drift import Drift, DriftLog, find_drift
 from marin_dagster.cache.lease import LeaseTiming
 from marin_dagster.cache.provenance import Provenance, RunIdentity, built_as, launch_provenance
 from marin_dagster.cache.record import ArtifactRecord, read_record, write_record
@@ -14,6 +14,7 @@ __all__ = [
     "Attempt",
     "CacheState",
     "Drift",
+    "DriftLog",
     "Folder",
     "Hit",
     "LeaseTiming",

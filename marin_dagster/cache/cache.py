@@ -22,7 +22,7 @@ from enum import Enum
 from typing import Any
 
 from marin_dagster.cache.attempt import Attempt, Hit
-from marin_dagster.cache.drift import Drift, find_drift
+from marin_dagster.cache.drift import Drift, DriftLog, find_drift
 from marin_dagster.cache.keeper import HeldLease, keeper
 from marin_dagster.cache.lease import LeaseTiming, LeaseWatch, Lock, new_worker_id
 from marin_dagster.cache.locks import lock_for
@@ -142,6 +142,7 @@ class StepCache:
         retry_failed: bool = True,
         hit_expected: bool = False,
         run: RunIdentity | None = None,
+        warn: Callable[[StepLike, Drift], Any] | None = None,
         wait: Callable[[float], Any] = time.sleep,
         say: Callable[[str], Any] = logger.info,
     ) -> Hit | Attempt:
@@ -159,6 +160,7 @@ class StepCache:
             hit_expected: the output was seen finished and its inputs were pruned; fail rather than
                 build without them.
             run: the Dagster run that asks, for the record.
+            warn: receives the drift of an output that is served; logs a warning when None.
             wait: waits for some seconds; may raise to stop waiting for another worker.
             say: told now and then whom this waits for.
 
@@ -177,12 +179,13 @@ class StepCache:
         lock = lock_for(folder, self.timing)
         watch = LeaseWatch(self.timing)
         rebuild = force or is_mutable(step)
+        warn = warn or DriftLog().warn
         said_at = float("-inf")
         checked = False
         while True:
             status = read_status(folder)
             if status is Status.SUCCESS and not rebuild:
-                return _hit(step, folder, say)
+                return _hit(step, folder, warn)
             _check_may_build(step, status, retry_failed=retry_failed, hit_expected=hit_expected)
             if not checked:
                 _check_dependencies(step)
@@ -205,7 +208,7 @@ class StepCache:
                 status = read_status(folder)
                 if status is Status.SUCCESS and not rebuild:
                     attempt.give_back()
-                    return _hit(step, folder, say)
+                    return _hit(step, folder, warn)
                 _check_may_build(step, status, retry_failed=retry_failed, hit_expected=hit_expected)
                 attempt.previous, attempt.left_by, attempt.run = status, lease, run
                 if status not in (None, Status.SUCCESS):
@@ -241,10 +244,10 @@ class StepCache:
         return Attempt(step, folder, _lease=lease)
 
 
-def _hit(step: StepLike, folder: Folder, say: Callable[[str], Any]) -> Hit:
+def _hit(step: StepLike, folder: Folder, warn: Callable[[StepLike, Drift], Any]) -> Hit:
     drift = find_drift(step, folder)
     if drift is not None:
-        say(f"{address(step)} ({folder.url}): {drift.message}")
+        warn(step, drift)
     return Hit(step, folder, drift)
 
 

@@ -5,13 +5,17 @@ there. It is served, with a warning that says what has changed; when the handle 
 fingerprint, it is an error. ``dev`` versions are built every time and cannot drift. As in Marin.
 """
 
-from dataclasses import dataclass
+import logging
+import threading
+from dataclasses import dataclass, field
 
 from marin_dagster.cache.record import ArtifactRecord, read_record
 from marin_dagster.cache.store import Folder
 from marin_dagster.errors import FingerprintMismatchError
 from marin_dagster.steps.fingerprint import describe_drift
-from marin_dagster.steps.protocol import StepLike, artifact_version, is_mutable
+from marin_dagster.steps.protocol import StepLike, address, artifact_version, is_mutable
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -33,6 +37,49 @@ class Drift:
             f"drift: it was built by the recipe {self.recorded}, which is {self.current} now. "
             f"Give it a new version to build the new recipe.{changes}"
         )
+
+
+@dataclass(eq=False)
+class DriftLog:
+    """Warns of each drifted output once: in Python's logging, and in the log of a run."""
+
+    _mutex: threading.Lock = field(default_factory=threading.Lock)
+    _warned: set[tuple[str, bool]] = field(default_factory=set)
+
+    def warn(self, step: StepLike, drift: Drift, run_log: logging.Logger | None = None) -> None:
+        """Log a WARNING that names the step, its path and what has changed.
+
+        Args:
+            step: the step that is served.
+            drift: what was found.
+            run_log: the log of the run that serves it, when there is one.
+        """
+        message = f"{address(step)} ({step.output_path}): {drift.message}"
+        # A run log can collect what Python's logging gets.
+        both = run_log is not None and _reaches(logger, run_log)
+        if self._is_first(step, in_run=False):
+            logger.warning(message)
+            if both:
+                self._is_first(step, in_run=True)
+        if run_log is not None and self._is_first(step, in_run=True):
+            run_log.warning(message)
+
+    def _is_first(self, step: StepLike, *, in_run: bool) -> bool:
+        key = step.output_path, in_run
+        with self._mutex:
+            first = key not in self._warned
+            self._warned.add(key)
+        return first
+
+
+def _reaches(source: logging.Logger, run_log: logging.Logger) -> bool:
+    kinds = tuple(type(handler) for handler in run_log.handlers)
+    at: logging.Logger | None = source if source.isEnabledFor(logging.WARNING) else None
+    while at is not None:
+        if any(isinstance(handler, kinds) for handler in at.handlers):
+            return True
+        at = at.parent if at.propagate else None
+    return False
 
 
 def find_drift(step: StepLike, folder: Folder) -> Drift | None:

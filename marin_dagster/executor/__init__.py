@@ -6,6 +6,7 @@ from typing import Any
 
 import dagster as dg
 
+from marin_dagster.cache import DriftLog
 from marin_dagster.executor.config import (
     DEFAULT_MAX_CONCURRENT,
     ExecutorSettings,
@@ -49,6 +50,7 @@ def runner_executor(
     runners: Mapping[str, Runner],
     required: frozenset[str],
     failures: dict[str, list[BaseException]],
+    drifts: DriftLog,
 ) -> dg.ExecutorDefinition:
     """An executor for one run of a ``StepRunner``.
 
@@ -58,9 +60,15 @@ def runner_executor(
         required: output paths that are wanted whatever reads them, as those are that a caller of
             Marin's StepRunner lists.
         failures: receives what steps raised, by step key.
+        drifts: warns of drifted outputs, once in this run.
     """
     return _executor(
-        max_concurrent, runners, required=required, failures=failures, from_script=True
+        max_concurrent,
+        runners,
+        required=required,
+        failures=failures,
+        drifts=drifts,
+        from_script=True,
     )
 
 

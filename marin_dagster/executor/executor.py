@@ -24,6 +24,7 @@ from marin_dagster._compat import (
     RetryMode,
     StepDependencyConfig,
 )
+from marin_dagster.cache import DriftLog
 from marin_dagster.control import StepControl
 from marin_dagster.executor.config import ExecutorSettings
 from marin_dagster.executor.planned import planned_steps
@@ -63,6 +64,8 @@ class MarinExecutor(dg.Executor):
     """Where to leave what steps raised, by step key."""
     from_script: bool = False
     """The run's process is the user's own script."""
+    drifts: DriftLog = field(default_factory=DriftLog)
+    """Warns of drifted outputs, once in this run."""
 
     @property
     def retries(self) -> RetryMode:
@@ -151,7 +154,7 @@ class MarinExecutor(dg.Executor):
         decisions: Decisions,
         runners: Mapping[str, Runner],
     ) -> Iterator[DagsterEvent]:
-        yield from report(job_context, execution_plan, decisions)
+        yield from report(job_context, execution_plan, decisions, self.drifts)
         keep = decisions.keep(execution_plan)
         planned = decisions.planned
         building = [planned[key].asset_key for key in keep if key in planned]
@@ -294,6 +297,7 @@ class MarinExecutor(dg.Executor):
             hit_expected=key in decisions.expected_hits,
             history=history,
             from_script=self.from_script,
+            drifts=self.drifts,
         )
 
 

@@ -15,7 +15,7 @@ from marin_dagster._compat import (
     StepFailureData,
     StepSuccessData,
 )
-from marin_dagster.cache import Drift
+from marin_dagster.cache import Drift, DriftLog
 from marin_dagster.errors import MarinDagsterError
 from marin_dagster.executor.planned import PlannedStep
 from marin_dagster.executor.planning import Decisions
@@ -50,18 +50,18 @@ def summary(plan: ExecutionPlan, decisions: Decisions) -> str:
 
 
 def report(
-    context: PlanExecutionContext, plan: ExecutionPlan, decisions: Decisions
+    context: PlanExecutionContext, plan: ExecutionPlan, decisions: Decisions, drifts: DriftLog
 ) -> Iterator[DagsterEvent]:
-    """Events of the steps that no thread will run."""
+    """Events of the steps that no thread will run; ``drifts`` warns of those that have drifted."""
     for step in plan.get_steps_to_execute_in_topo_order():
         if step.key in decisions.pruned:
             yield _skipped(context.for_step(step), f"Skipped: {decisions.pruned[step.key]}")
         elif step.key in decisions.served:
-            yield from _observe(
-                context.for_step(step),
-                decisions.planned[step.key],
-                decisions.drifted.get(step.key),
-            )
+            of_step = context.for_step(step)
+            drift = decisions.drifted.get(step.key)
+            if drift is not None:
+                drifts.warn(decisions.planned[step.key].step, drift, of_step.log)
+            yield from _observe(of_step, decisions.planned[step.key], drift)
         elif step.key in decisions.blocked:
             ours = decisions.planned[step.key].step
             yield _blocked(context.for_step(step), ours, decisions.blocked[step.key])
@@ -84,8 +84,6 @@ def _observe(context: Any, served: PlannedStep, drift: Drift | None) -> Iterator
     # An observation, not a materialization: the asset's latest materialization stays the true
     # build, and automation conditions downstream do not fire.
     yield DagsterEvent.step_start_event(context)
-    if drift is not None:
-        context.log.warning(f"{address(served.step)}: {drift.message}")
     message = f"Served from the cache: {address(served.step)}"
     observation = dg.AssetObservation(
         asset_key=served.asset_key,
