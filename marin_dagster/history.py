@@ -1,7 +1,8 @@
 """``History``: what one run can know of its steps' past, from Dagster's instance and the store."""
 
+import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
@@ -9,11 +10,15 @@ import dagster as dg
 
 from marin_dagster._compat import AssetEntry
 from marin_dagster.cache import Attempt
+from marin_dagster.cache.cache import LookUp
 from marin_dagster.cache.earlier import EarlierOutputs
+from marin_dagster.cache.outlook import Outlook, find_outlook
 from marin_dagster.cache.reasons import LastBuild, Reasons, find_reasons
 from marin_dagster.instance import asset_entries, last_version
 from marin_dagster.reports import last_output_path
 from marin_dagster.steps import StepGraph
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(eq=False)
@@ -30,6 +35,25 @@ class History:
     """Earlier outputs in the store."""
     _last: dict[dg.AssetKey, LastBuild] | None = None
     _mutex: threading.Lock = field(default_factory=threading.Lock)
+
+    def outlook(
+        self, graph: StepGraph, looks: Mapping[str, LookUp], keys: Mapping[str, dg.AssetKey]
+    ) -> Outlook:
+        """Why steps of a graph would run. Never raises for what it cannot read.
+
+        Args:
+            graph: the steps.
+            looks: what a look-up has found of each step that would run, by output path.
+            keys: the asset of each output path.
+        """
+        try:
+            builds = self._last_builds()
+        except Exception:
+            # The storage is the user's choice, and so are its errors.
+            logger.debug("could not read the assets' last materializations", exc_info=True)
+            builds = {}
+        last = {path: builds[keys[path]] for path in looks if keys[path] in builds}
+        return find_outlook(graph, looks, self.earlier, last)
 
     def reasons(
         self, attempt: Attempt, key: dg.AssetKey, graph: StepGraph, log: dg.DagsterLogManager

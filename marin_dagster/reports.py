@@ -94,6 +94,16 @@ def record_of(hit: Hit, log: logging.Logger) -> ArtifactRecord | None:
         return None
 
 
+def built_in_s(entry: AssetEntry | None) -> float | None:
+    """Seconds that the build took which the asset's last materialization tells of."""
+    recorded = last_materialization(entry)
+    metadata = recorded.metadata if recorded else {}
+    how, seconds = metadata.get("marin/cache"), metadata.get("marin/duration_s")
+    if how is None or how.value != "built" or not isinstance(seconds, dg.FloatMetadataValue):
+        return None
+    return seconds.value
+
+
 def last_output_path(entry: AssetEntry | None) -> str | None:
     """Where the output lies that the asset's last materialization tells of."""
     recorded = last_materialization(entry)

@@ -4,6 +4,7 @@ Recorded in the instance that is given, else in that of ``DAGSTER_HOME``, else i
 long as the run. The caller's process is the run worker.
 """
 
+import logging
 import os
 import sys
 import tempfile
@@ -37,6 +38,7 @@ from marin_dagster.steps.protocol import address, adopted_source, is_external
 _JOB = "step_runner"
 # Dagster's console tells of every event at DEBUG, some fifty lines for each step.
 _LOGGERS = {"console": {"config": {"log_level": "INFO"}}}
+logger = logging.getLogger(__name__)
 _opening = threading.Lock()
 
 
@@ -46,18 +48,26 @@ class StepResults(Mapping[str, StepOutput]):
 
     graph: StepGraph
     """Everything that the run was about."""
+    dry_run: bool = False
+    """Whether nothing was to run."""
 
     def __getitem__(self, key: Any) -> StepOutput:
         """The finished output.
 
         Raises:
             KeyError: no such step.
-            OutputNotReadyError: it was not needed and is not built.
+            OutputNotReadyError: it is not built: it was not needed, or this was a dry run.
             RecordError: its record cannot be read.
         """
         step = self.graph.steps[self._path(key)]
         folder = Folder.at(step.output_path)
-        if read_status(folder) is not Status.SUCCESS:
+        finished = read_status(folder) is Status.SUCCESS
+        if not finished and self.dry_run:
+            raise OutputNotReadyError(
+                f"step {address(step)} ({step.output_path}) is not built: this was a dry run. Call "
+                "run() without dry_run to build it."
+            )
+        if not finished:
             raise OutputNotReadyError(
                 f"step {address(step)} ({step.output_path}) is not built: nothing in this "
                 "run needed it. Ask for it in run()."
@@ -114,7 +124,8 @@ class StepRunner:
 
         Args:
             steps: what is wanted.
-            dry_run: log what would run, and neither read nor write the store.
+            dry_run: log what would become of each step, and why, as a run right now would decide
+                it; read the store and write nothing. (Marin's lists every step and reads nothing.)
             force_run_failed: run steps again whose last attempt failed.
             max_concurrent: instead of the runner's own.
 
@@ -133,7 +144,9 @@ class StepRunner:
         )
         errors: list[Exception] = []
         drifts = DriftLog()
-        if not dry_run:
+        if dry_run:
+            _log_external_faults(graph, drifts)
+        else:
             errors += _external_faults(graph, drifts, retry_failed=force_run_failed)
         failures: dict[str, list[BaseException]] = {}
         executor = runner_executor(
@@ -147,7 +160,7 @@ class StepRunner:
                 errors += _run(definitions, instance, config, failures)
         if errors:
             raise StepsFailedError(f"{len(errors)} step(s) failed", errors)
-        return StepResults(graph)
+        return StepResults(graph, dry_run=dry_run)
 
     def _runners(self) -> dict[str, Runner]:
         client = self.fray_client
@@ -210,17 +223,34 @@ def _external_faults(
         try:
             if adopted_source(step) is not None:
                 _register_adopted(step, drifts, retry_failed=retry_failed)
-            elif is_external(step):
-                found = StepCache().look_up(step)
-                if found.drift is not None:
-                    drifts.warn(step, found.drift)
-                if not found.finished:
-                    raise StepWithoutFunctionError(
-                        f"step {address(step)} ({path}) has no finished output, and no run "
-                        f"builds it. Put its data there, with SUCCESS in its {STATUS_FILE}."
-                    )
+            else:
+                _check_external(step, drifts)
         except Exception as error:  # the function may be Marin's
             yield error
+
+
+def _log_external_faults(graph: StepGraph, drifts: DriftLog) -> None:
+    """Log which wanted steps cannot be had that no run builds."""
+    for path in graph.terminals:
+        step = graph.steps[path]
+        try:
+            if adopted_source(step) is None:
+                _check_external(step, drifts)
+        except MarinDagsterError as error:
+            logger.warning("Dry run: would be blocked: %s", error)
+
+
+def _check_external(step: StepLike, drifts: DriftLog) -> None:
+    if not is_external(step):
+        return
+    found = StepCache().look_up(step)
+    if found.drift is not None:
+        drifts.warn(step, found.drift)
+    if not found.finished:
+        raise StepWithoutFunctionError(
+            f"step {address(step)} ({step.output_path}) has no finished output, and no run builds "
+            f"it. Put its data there, with SUCCESS in its {STATUS_FILE}."
+        )
 
 
 def _register_adopted(step: StepLike, drifts: DriftLog, *, retry_failed: bool) -> None:

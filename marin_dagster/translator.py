@@ -16,7 +16,7 @@ from pydantic_core import to_json
 from marin_dagster._compat import disable_dagster_warnings
 from marin_dagster.reports import ADDRESS, NAME_WITH_HASH
 from marin_dagster.steps import StepLike, step_function, step_resources
-from marin_dagster.steps.attributes import leaves_in
+from marin_dagster.steps.attributes import identity_hash, leaves_in
 from marin_dagster.steps.protocol import (
     address,
     adopted_source,
@@ -106,6 +106,8 @@ def _metadata(step: StepLike, resources: Any) -> dict[str, Any]:
     }
     if (version := artifact_version(step)) is None:
         metadata["marin/hash_id"] = step.hash_id
+        # Dagster compares the former, which covers everything above the step.
+        metadata["marin/own_hash"] = identity_hash(step.name, step.hash_attrs, [])
         metadata[NAME_WITH_HASH] = step.name_with_hash
     else:
         # Its hash is in no path and in no version, and would only mislead.

@@ -24,7 +24,7 @@ from typing import Any
 from marin_dagster.cache.attempt import Attempt, Hit
 from marin_dagster.cache.drift import Drift, DriftLog, find_drift
 from marin_dagster.cache.keeper import HeldLease, keeper
-from marin_dagster.cache.lease import LeaseTiming, LeaseWatch, Lock, new_worker_id
+from marin_dagster.cache.lease import Lease, LeaseTiming, LeaseWatch, Lock, new_worker_id
 from marin_dagster.cache.locks import lock_for
 from marin_dagster.cache.many import look_at_all
 from marin_dagster.cache.provenance import RunIdentity
@@ -79,6 +79,10 @@ class LookUp:
     """When a HIT, that it was built by another recipe."""
     error: MarinDagsterError | None = None
     """Why the output cannot be used or built, when UNKNOWN."""
+    status: Status | None = None
+    """What the status file says; None when there is none."""
+    left_by: Lease | None = None
+    """The lease of a worker that is gone."""
 
 
 @dataclass(frozen=True)
@@ -101,15 +105,17 @@ class StepCache:
         folder = Folder.at(step.output_path)
         match read_status(folder):
             case Status.SUCCESS if is_mutable(step):
-                return LookUp(CacheState.MISS, finished=True)
+                return LookUp(CacheState.MISS, finished=True, status=Status.SUCCESS)
             case Status.SUCCESS:
-                return LookUp(CacheState.HIT, finished=True, drift=find_drift(step, folder))
-            case Status.FAILED | Status.DEP_FAILED:
-                return LookUp(CacheState.FAILED)
-            case Status.RUNNING:
+                drift = find_drift(step, folder)
+                return LookUp(CacheState.HIT, finished=True, drift=drift, status=Status.SUCCESS)
+            case Status.FAILED | Status.DEP_FAILED as status:
+                return LookUp(CacheState.FAILED, status=status)
+            case Status.RUNNING as status:
                 lease = lock_for(folder, self.timing).read()
                 if lease is not None and LeaseWatch(self.timing).is_live(lease):
-                    return LookUp(CacheState.RUNNING, owner=lease.worker_id)
+                    return LookUp(CacheState.RUNNING, owner=lease.worker_id, status=status)
+                return LookUp(CacheState.MISS, status=status, left_by=lease)
         return LookUp(CacheState.MISS)
 
     def look_up_many(self, steps: Iterable[StepLike]) -> dict[str, LookUp]:
@@ -261,15 +267,20 @@ def _check_may_build(
             f"now its status is {status or 'missing'}. Run again to rebuild it with its inputs."
         )
     if status in (Status.FAILED, Status.DEP_FAILED) and not retry_failed:
-        raise PreviousAttemptFailedError(
-            f"{where}: its last attempt failed. Set retry_failed to run it again, or delete "
-            "its .executor_status."
-        )
+        raise previous_failure(step)
     if step.fn is None:
         raise StepWithoutFunctionError(
             f"{where}: has no finished output and no function to build it. Put its data there and "
             f"write SUCCESS into {STATUS_FILE} beside it, or give the step a function."
         )
+
+
+def previous_failure(step: StepLike) -> PreviousAttemptFailedError:
+    """The error for a step whose last attempt failed, in a run that does not retry failures."""
+    return PreviousAttemptFailedError(
+        f"step {address(step)} ({step.output_path}): its last attempt failed. Set retry_failed to "
+        f"run it again, or delete its {STATUS_FILE}."
+    )
 
 
 def _check_dependencies(step: StepLike) -> None:

@@ -7,14 +7,16 @@ Whatever cannot be read is said to be unknown; reading reasons never stops a ste
 import logging
 import math
 from collections import defaultdict
-from collections.abc import Container, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Container, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from marin_dagster.cache.attempt import Attempt
 from marin_dagster.cache.earlier import EarlierOutputs, Search
+from marin_dagster.cache.lease import Lease
 from marin_dagster.cache.record import ArtifactRecord, as_recorded
 from marin_dagster.cache.status import STATUS_FILE, Status
+from marin_dagster.cache.store import Folder
 from marin_dagster.errors import RecordError, StoreError
 from marin_dagster.steps.changes import at_most, changes, cut, ends, some
 from marin_dagster.steps.fingerprint import describe_drift
@@ -42,6 +44,22 @@ class LastBuild:
 
 
 @dataclass(frozen=True)
+class Prospect:
+    """What is known of a step that would be built, before an attempt begins."""
+
+    step: StepLike
+    folder: Folder
+    previous: Status | None
+    """What the status says; None when it says nothing."""
+    previous_at: datetime | None
+    """When that was written, unless it is SUCCESS; None when the store cannot say."""
+    left_by: Lease | None
+    """The lease of a worker that is gone."""
+    begun_before: bool = True
+    """Whether somebody may have begun this output before."""
+
+
+@dataclass(frozen=True)
 class Reasons:
     """Why a step runs."""
 
@@ -49,6 +67,8 @@ class Reasons:
     """One for each reason, at least one."""
     compared_with: str | None = None
     """Path of the other output that the step was compared with."""
+    record: ArtifactRecord | None = field(default=None, repr=False, compare=False)
+    """The record that the step was compared with: of that output, or of its own last one."""
 
     @property
     def text(self) -> str:
@@ -57,16 +77,16 @@ class Reasons:
 
 
 def find_reasons(
-    attempt: Attempt,
+    attempt: Attempt | Prospect,
     earlier: EarlierOutputs,
     *,
     last: LastBuild | None = None,
     graph: Container[str] = (),
 ) -> Reasons:
-    """Why an attempt was begun. To be asked before the function runs; never raises.
+    """Why an attempt was begun, or would be. To be asked before the function runs; never raises.
 
     Args:
-        attempt: the attempt.
+        attempt: the attempt, or what is known before there is one.
         earlier: the run's view of earlier outputs.
         last: what the scheduler remembers of the step.
         graph: output paths of the step's graph: its steps are not each other's predecessors.
@@ -80,7 +100,10 @@ def find_reasons(
 
 
 def _find_reasons(
-    attempt: Attempt, earlier: EarlierOutputs, last: LastBuild | None, graph: Container[str]
+    attempt: Attempt | Prospect,
+    earlier: EarlierOutputs,
+    last: LastBuild | None,
+    graph: Container[str],
 ) -> Reasons:
     step = attempt.step
     lines: list[str] = []
@@ -99,7 +122,9 @@ def _find_reasons(
     lines += removed
     lines += _of_last_attempt(attempt)
     other = search.found if search is not None else None
-    return Reasons(tuple(lines), other.path if other else None)
+    return Reasons(
+        tuple(lines), other.path if other else None, record=other.record if other else own
+    )
 
 
 def compare(record: ArtifactRecord, step: StepLike) -> list[str]:
@@ -115,7 +140,7 @@ def compare(record: ArtifactRecord, step: StepLike) -> list[str]:
     return lines + _upstream(record, step)
 
 
-def _own_record(attempt: Attempt, earlier: EarlierOutputs) -> ArtifactRecord | None:
+def _own_record(attempt: Attempt | Prospect, earlier: EarlierOutputs) -> ArtifactRecord | None:
     """What was built at the step's own path before."""
     # A finished output of the same hash was made from the same; one path can serve many recipes.
     same = attempt.previous is Status.SUCCESS and attempt.step.override_output_path is None
@@ -129,7 +154,9 @@ def _own_record(attempt: Attempt, earlier: EarlierOutputs) -> ArtifactRecord | N
     return found.record if found is not None else None
 
 
-def _removed(attempt: Attempt, own: ArtifactRecord | None, last: LastBuild | None) -> list[str]:
+def _removed(
+    attempt: Attempt | Prospect, own: ArtifactRecord | None, last: LastBuild | None
+) -> list[str]:
     if attempt.previous is not None:
         return []
     if own is not None:
@@ -140,7 +167,10 @@ def _removed(attempt: Attempt, own: ArtifactRecord | None, last: LastBuild | Non
 
 
 def _search(
-    attempt: Attempt, earlier: EarlierOutputs, last: LastBuild | None, graph: Container[str]
+    attempt: Attempt | Prospect,
+    earlier: EarlierOutputs,
+    last: LastBuild | None,
+    graph: Container[str],
 ) -> Search:
     step = attempt.step
     if last is not None and last.path != attempt.folder.url:
@@ -167,7 +197,7 @@ def _of_search(search: Search, step: StepLike, last: LastBuild | None) -> list[s
     return [f"first build or a changed step: earlier outputs of {step.name} cannot be read"]
 
 
-def _of_last_attempt(attempt: Attempt) -> list[str]:
+def _of_last_attempt(attempt: Attempt | Prospect) -> list[str]:
     since = f" at {_time(attempt.previous_at)}" if attempt.previous_at else ""
     if attempt.previous in (Status.FAILED, Status.DEP_FAILED):
         return [f"the last attempt failed{since}"]
@@ -198,18 +228,42 @@ def _recipe(record: ArtifactRecord, step: StepLike, version: str) -> list[str]:
     return lines
 
 
-def _upstream(record: ArtifactRecord, step: StepLike) -> list[str]:
+def changed_itself(record: ArtifactRecord, step: StepLike) -> bool:
+    """Whether a step differs from a record by more than the hashes of what it reads: by its own
+    attributes or recipe, or by reading more, fewer or other steps."""
+    try:
+        if artifact_version(step) is None:
+            of_itself = record.config is not None and bool(_attributes(record, step))
+        else:
+            of_itself = bool(_recipe(record, step, artifact_version(step) or ""))
+    except (RecursionError, ValueError):  # nested too deeply, or no JSON
+        return False
+    return of_itself or any(not (gone and new) for _, gone, new in input_changes(record, step))
+
+
+def input_changes(
+    record: ArtifactRecord, step: StepLike
+) -> Iterator[tuple[str, list[str], list[str]]]:
+    """For each name of which a step reads other outputs than a record lists: the name, the
+    hashes or versions that are gone, and the new ones."""
     before, now = _by_name(record.deps), _by_name(_identities(record, step))
-    lines = []
     for name in sorted(before.keys() | now.keys()):
-        gone = [cut(of) for of in sorted(before.get(name, set()) - now.get(name, set()))]
-        new = [cut(of) for of in sorted(now.get(name, set()) - before.get(name, set()))]
+        gone = sorted(before.get(name, set()) - now.get(name, set()))
+        new = sorted(now.get(name, set()) - before.get(name, set()))
+        if gone or new:
+            yield name, gone, new
+
+
+def _upstream(record: ArtifactRecord, step: StepLike) -> list[str]:
+    lines = []
+    for name, *versions in input_changes(record, step):
+        gone, new = ([cut(version) for version in some_of] for some_of in versions)
         at = f"upstream {ends(name)}"
         if gone and new:
             lines.append(f"{at} changed: {some(gone)} -> {some(new)}")
         elif new:
             lines.append(f"{at} added: {some(new)}")
-        elif gone:
+        else:
             lines.append(f"{at} removed: {some(gone)}")
     return at_most(lines)
 

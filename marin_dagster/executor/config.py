@@ -39,7 +39,7 @@ class ExecutorSettings:
     retry_failed: bool
     """Build steps whose last attempt failed."""
     dry_run: bool
-    """Log what would run, and touch nothing."""
+    """Report what would become of each step, and run nothing."""
     retries: RetryMode
     """Whether Dagster's retry policies count."""
     tag_concurrency_limits: list[dict[str, Any]]
@@ -137,8 +137,8 @@ def config_schema(max_concurrent: int) -> dict[str, dg.Field]:
             bool,
             default_value=False,
             description=(
-                "Log the steps that are selected and where they would write, run nothing, and "
-                "neither read nor write the store."
+                "Report what this run would do with each selected step and why: run, serve, leave "
+                "out or fail. Reads the store, runs nothing and writes nothing."
             ),
         ),
         **_routing_schema(),

@@ -1,7 +1,6 @@
 """``MarinExecutor``: one run's steps in threads, with what is cached left out."""
 
 import asyncio
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -27,6 +26,7 @@ from marin_dagster._compat import (
 from marin_dagster.cache import DriftLog
 from marin_dagster.control import StepControl
 from marin_dagster.executor.config import ExecutorSettings
+from marin_dagster.executor.fates import find_fates
 from marin_dagster.executor.planned import planned_steps
 from marin_dagster.executor.planning import (
     Decisions,
@@ -37,9 +37,11 @@ from marin_dagster.executor.planning import (
 from marin_dagster.executor.reporting import (
     report,
     report_dry_run,
+    report_fates,
     report_unreachable,
     summary,
 )
+from marin_dagster.executor.tally import Tally
 from marin_dagster.executor.threads import StepThreads
 from marin_dagster.executor.withdrawing import withdraw_plans, withdrawing_on_error
 from marin_dagster.history import History
@@ -81,13 +83,6 @@ class MarinExecutor(dg.Executor):
         self, plan_context: PlanOrchestrationContext, execution_plan: ExecutionPlan
     ) -> Iterator[DagsterEvent]:
         """Run the plan and yield its events, as Dagster's executors do."""
-        keys = execution_plan.step_keys_to_execute
-        yield DagsterEvent.engine_event(
-            plan_context,
-            f"Executing {len(keys)} steps in threads, at most {self.settings.limit} at "
-            f"once (pid: {os.getpid()})",
-            event_specific_data=EngineEventData.in_process(os.getpid(), keys),
-        )
         yield from ExecuteRunWithPlanIterable(
             execution_plan=execution_plan,
             iterator=self._iterate,
@@ -109,18 +104,28 @@ class MarinExecutor(dg.Executor):
         self, job_context: PlanExecutionContext, execution_plan: ExecutionPlan
     ) -> Iterator[DagsterEvent]:
         planned = planned_steps(job_context, execution_plan)
-        if self.settings.dry_run:
-            yield from report_dry_run(job_context, execution_plan, planned)
-            return
+        dry_run, count = self.settings.dry_run, len(execution_plan.step_keys_to_execute)
         assets = {step.asset_key: key for key, step in planned.items()}
         with withdrawing_on_error(job_context, assets):
+            limit = self.settings.limit
             routing = Routing(self.settings.routing_config(), self.runners)
         try:
             with withdrawing_on_error(job_context, assets):
                 decisions = decide(
                     job_context, execution_plan, planned, self.settings, routing, self.required
                 )
-            yield from self._execute(job_context, execution_plan, decisions, routing)
+                if not dry_run:
+                    decisions.check_places()
+            history = History(job_context.instance, decisions.may_build(execution_plan))
+            fates = find_fates(execution_plan, decisions, history)
+            doing = f"Executing {count} steps in threads, at most {limit} at once"
+            if dry_run:
+                doing = f"Dry run of {count} steps: nothing runs, and the store is only read"
+            yield report_fates(job_context, execution_plan, fates, doing)
+            if dry_run:
+                yield from report_dry_run(job_context, execution_plan, fates)
+            else:
+                yield from self._execute(job_context, execution_plan, decisions, routing, history)
         finally:
             routing.close()
 
@@ -130,6 +135,7 @@ class MarinExecutor(dg.Executor):
         execution_plan: ExecutionPlan,
         decisions: Decisions,
         routing: Routing,
+        history: History,
     ) -> Iterator[DagsterEvent]:
         if self.failures is not None:
             self.failures.update((key, [error]) for key, error in decisions.blocked.items())
@@ -138,10 +144,17 @@ class MarinExecutor(dg.Executor):
                 "No runner is configured: steps with resources run in processes of this machine."
             )
         job_context.log.info(summary(execution_plan, decisions))
-        failed = False
-        for event in self._carry_out(job_context, execution_plan, decisions, routing.runners):
-            failed = failed or event.is_step_failure
-            yield event
+        failed, tally = False, Tally()
+        control_of = partial(self._control, decisions, routing.runners, history)
+        try:
+            for event in self._carry_out(job_context, execution_plan, decisions, control_of):
+                failed = failed or event.is_step_failure
+                tally.count(event)
+                yield event
+        except dg.DagsterExecutionInterruptedError:
+            job_context.log.info(tally.text(execution_plan, decisions))
+            raise
+        job_context.log.info(tally.text(execution_plan, decisions))
         if failed:
             left_alone = decisions.served.union(decisions.pruned)
             planned = decisions.planned
@@ -152,14 +165,10 @@ class MarinExecutor(dg.Executor):
         job_context: PlanExecutionContext,
         execution_plan: ExecutionPlan,
         decisions: Decisions,
-        runners: Mapping[str, Runner],
+        control_of: Callable[..., StepControl],
     ) -> Iterator[DagsterEvent]:
         yield from report(job_context, execution_plan, decisions, self.drifts)
         keep = decisions.keep(execution_plan)
-        planned = decisions.planned
-        building = [planned[key].asset_key for key in keep if key in planned]
-        history = History(job_context.instance, building)
-        control_of = partial(self._control, decisions, runners, history)
         # What is cached needs nothing that runs here, and no slot of a pool: it comes first.
         cached = [key for key in keep if key in decisions.cached]
         vanished: set[str] = set()

@@ -8,6 +8,7 @@ import dagster as dg
 
 from marin_dagster._compat import DagsterEventType, ExecutionPlan, PlanExecutionContext
 from marin_dagster.cache import Drift, StepCache
+from marin_dagster.cache.cache import CacheState, LookUp, previous_failure
 from marin_dagster.cache.plan import blocked_message, plan_from_cache
 from marin_dagster.checks import IntegrityOp
 from marin_dagster.errors import (
@@ -20,7 +21,7 @@ from marin_dagster.executor.config import ExecutorSettings
 from marin_dagster.executor.planned import PlannedStep, StepNames, by_graph, compute_of
 from marin_dagster.instance import asset_entries, last_version
 from marin_dagster.io_manager import cache_of
-from marin_dagster.reports import recorded_version
+from marin_dagster.reports import built_in_s, recorded_version
 from marin_dagster.runners import INLINE, Place, Routing, StepOverride
 from marin_dagster.steps.protocol import address, is_mutable
 
@@ -35,6 +36,8 @@ class Decisions:
 
     planned: Mapping[str, PlannedStep]
     """The steps of this run that are ours."""
+    looks: Mapping[str, LookUp]
+    """What the store says of them."""
     places: Mapping[str, Place]
     """Where the functions run of the steps that are not in the cache."""
     checks: frozenset[str]
@@ -47,8 +50,12 @@ class Decisions:
     """In the cache."""
     served: frozenset[str]
     """Of these, known to this instance: observed without starting the op."""
+    saved_s: Mapping[str, float]
+    """Seconds that the builds took of those that are served, where this instance recorded it."""
     blocked: Mapping[str, MarinDagsterError]
     """Cannot run, and what to do."""
+    unroutable: Mapping[str, Exception]
+    """Must run, and no runner can take them: nothing of the run may start."""
     unreachable: Mapping[str, tuple[str, ...]]
     """Below blocked steps: these dependencies will not come."""
     forced: frozenset[str]
@@ -57,6 +64,15 @@ class Decisions:
     """``dev`` versions that an earlier worker of this run has built."""
     expected_hits: frozenset[str]
     """In the cache, and their inputs are pruned: must be served, not built."""
+
+    def check_places(self) -> None:
+        """To be called before anything runs: what has been submitted costs money.
+
+        Raises:
+            RoutingError: steps that must run have no runner that can take them.
+        """
+        if self.unroutable:
+            raise RoutingError("\n".join(map(str, self.unroutable.values())))
 
     @property
     def runs_remotely(self) -> bool:
@@ -74,6 +90,10 @@ class Decisions:
         """Keys of the steps that threads run, in the plan's order."""
         dropped = {*self.pruned, *self.served, *self.blocked, *self.unreachable, *self.done}
         return [key for key in plan.step_keys_to_execute if key not in dropped]
+
+    def may_build(self, plan: ExecutionPlan) -> list[dg.AssetKey]:
+        """Assets of the steps of ours that threads run."""
+        return [self.planned[key].asset_key for key in self.keep(plan) if key in self.planned]
 
 
 def context_for(
@@ -99,11 +119,10 @@ def decide(
     routing: Routing,
     wanted: frozenset[str] = frozenset(),
 ) -> Decisions:
-    """Look the steps up, all at once, and decide what becomes of each.
+    """Look the steps up, all at once, and decide what becomes of each. Writes nothing.
 
     Raises:
         StepError: ``force`` or ``steps`` names a step that this run does not have.
-        RoutingError: steps that must run have no runner that can take them.
     """
     executable = plan.get_executable_step_deps()
     names = StepNames(context, planned)
@@ -112,6 +131,7 @@ def decide(
     done = _finished_before(context) if forced or mutable else set()
     forced -= done
     overrides = names.overrides(routing.config.steps)
+    looks: dict[str, LookUp] = {}
     to_run: list[str] = []
     pruned: dict[str, str] = {}
     hits: dict[str, PlannedStep] = {}
@@ -137,6 +157,7 @@ def decide(
             forced=[path for path, key in key_of.items() if key in forced],
         )
         run, unknown = seen.run, seen.unknown
+        looks.update((key, seen.found[path]) for path, key in key_of.items())
         for path in unknown.keys() & key_of.keys():
             blocked[key_of[path]] = unknown[path]
         for path in run.hits - unknown.keys():
@@ -145,7 +166,15 @@ def decide(
                 drifted[key_of[path]] = drift
             if not run.pruned.isdisjoint(graph.dependencies(path)):
                 expected.add(key_of[path])
-        to_run += [key for path, key in key_of.items() if path in run.run]
+        for path, key in key_of.items():
+            if path not in run.run:
+                continue
+            failed = seen.found[path].state is CacheState.FAILED
+            # The failure before a retry of this run is not an old one.
+            if failed and not settings.retry_failed and not _attempts(plan, key):
+                blocked[key] = previous_failure(graph.steps[path])
+            else:
+                to_run.append(key)
         for path in run.pruned:
             pruned[key_of[path]] = (
                 f"{address(graph.steps[path])} is not built and not needed: "
@@ -154,22 +183,22 @@ def decide(
         for path, missing in run.blocked.items():
             blocked[key_of[path]] = DependencyNotBuiltError(blocked_message(graph, path, missing))
     places, refused = _places(planned, [*to_run, *hits], overrides, routing)
-    if faults := [str(refused[key]) for key in to_run if key in refused]:
-        # Before anything runs: what has been submitted costs money.
-        raise RoutingError("\n".join(faults))
     # A hit with nowhere to run must stay one.
     expected |= refused.keys()
     versions = {key: recorded_version(hit.step, drifted.get(key)) for key, hit in hits.items()}
-    served = _known_to_instance(context.instance, hits, versions)
+    served, saved_s = _known_to_instance(context.instance, hits, versions)
     return Decisions(
         planned=planned,
+        looks=looks,
         places=places,
         checks=frozenset(checks),
         drifted=drifted,
         pruned=pruned,
         cached=frozenset(hits),
         served=frozenset(served),
+        saved_s=saved_s,
         blocked=blocked,
+        unroutable={key: refused[key] for key in to_run if key in refused},
         unreachable=unreachable(executable, blocked, hits),
         forced=frozenset(forced),
         done=frozenset(done & mutable),
@@ -205,14 +234,22 @@ def _places(
 
 def _known_to_instance(
     instance: dg.DagsterInstance, hits: Mapping[str, PlannedStep], versions: Mapping[str, str]
-) -> set[str]:
-    """Hits whose version is the data version that the instance recorded last."""
+) -> tuple[set[str], dict[str, float]]:
+    """Hits whose version is the data version that the instance recorded last, and how many
+    seconds their builds took."""
     entries = asset_entries(instance, [hit.asset_key for hit in hits.values()])
-    return {
+    known = {
         key
         for key, hit in hits.items()
         if last_version(entries.get(hit.asset_key)) == versions[key]
     }
+    seconds = {key: built_in_s(entries.get(hits[key].asset_key)) for key in known}
+    return known, {key: took for key, took in seconds.items() if took is not None}
+
+
+def _attempts(plan: ExecutionPlan, key: str) -> int:
+    """How often this run has tried the step before."""
+    return plan.known_state.get_retry_state().get_attempt_count(key)
 
 
 def unreachable(

@@ -1,5 +1,6 @@
 """What a run tells of the steps that no thread runs: served, pruned, blocked, or a dry run."""
 
+import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -9,6 +10,7 @@ from marin_dagster._compat import (
     AssetObservationData,
     DagsterEvent,
     DagsterEventType,
+    EngineEventData,
     ExecutionPlan,
     PlanExecutionContext,
     SerializableErrorInfo,
@@ -17,21 +19,53 @@ from marin_dagster._compat import (
 )
 from marin_dagster.cache import Drift, DriftLog
 from marin_dagster.errors import MarinDagsterError
+from marin_dagster.executor.fates import RUN, Fate, fates_table
 from marin_dagster.executor.planned import PlannedStep
 from marin_dagster.executor.planning import Decisions
 from marin_dagster.reports import OUTPUT_PATH
 from marin_dagster.steps import StepLike
+from marin_dagster.steps.changes import some
 from marin_dagster.steps.protocol import address
+
+STEPS = "marin/steps"
+"""What becomes of each step of a run, as a table."""
+
+
+def report_fates(
+    context: PlanExecutionContext, plan: ExecutionPlan, fates: Mapping[str, Fate], doing: str
+) -> DagsterEvent:
+    """The run's first event: a table of what becomes of each step, and why.
+
+    Args:
+        context: of the run.
+        plan: of the run.
+        fates: what becomes of its steps.
+        doing: what the run does with them.
+    """
+    message = f"{doing} (pid: {os.getpid()})"
+    data = EngineEventData.in_process(os.getpid(), plan.step_keys_to_execute)
+    table = dg.MetadataValue.md(fates_table(fates.values()))
+    return DagsterEvent.engine_event(
+        context, message, EngineEventData(metadata={STEPS: table, **data.metadata})
+    )
 
 
 def report_dry_run(
-    context: PlanExecutionContext, plan: ExecutionPlan, planned: dict[str, PlannedStep]
+    context: PlanExecutionContext, plan: ExecutionPlan, fates: Mapping[str, Fate]
 ) -> Iterator[DagsterEvent]:
-    """Events of a run that only tells what it selects."""
+    """Events of a run that only reports what a real one would do."""
     for step in plan.get_steps_to_execute_in_topo_order():
-        ours = planned.get(step.key)
-        what = f"{address(ours.step)} -> {ours.step.output_path}" if ours else step.key
-        yield _skipped(context.for_step(step), f"Dry run: would run, unless cached: {what}")
+        fate = fates.get(step.key)
+        if fate is None:
+            yield _skipped(context.for_step(step), "Dry run: would check what is there")
+            continue
+        would = "would run" if fate.becomes == RUN else f"would be {fate.becomes}"
+        roots = [root for root in fate.roots if root != fate.name]
+        because = f"; because of {some(roots)}" if roots else ""
+        where = f" -> {fate.path}" if fate.path else ""
+        yield _skipped(
+            context.for_step(step), f"Dry run: {would}: {fate.name}{where}: {fate.why}{because}"
+        )
 
 
 def summary(plan: ExecutionPlan, decisions: Decisions) -> str:

@@ -1,5 +1,6 @@
 """JSON values: what may enter a hash or a record, and where exactly something may not."""
 
+import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -24,6 +25,15 @@ def identity_json(name: str, attrs: Mapping[str, Any], dep_names: list[str]) -> 
         return text
     except (TypeError, ValueError, RecursionError) as error:
         raise _attribute_error(name, attrs) from error
+
+
+def identity_hash(name: str, attrs: Mapping[str, Any], dep_names: list[str]) -> str:
+    """8 hex digits of the canonical text, exactly as Marin computes them.
+
+    Raises:
+        HashAttributeError: see :func:`identity_json`.
+    """
+    return hashlib.sha256(identity_json(name, attrs, dep_names).encode()).hexdigest()[:8]
 
 
 def _attribute_error(name: str, attrs: Mapping[str, Any]) -> HashAttributeError:

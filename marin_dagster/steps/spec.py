@@ -5,7 +5,6 @@ it depends on; 8 hex digits of their SHA-256 are the step's hash, and name and h
 its output lives in. Nothing here runs or reads anything.
 """
 
-import hashlib
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,7 +13,7 @@ from typing import Any
 
 from marin_dagster.errors import GraphError
 from marin_dagster.steps import paths
-from marin_dagster.steps.attributes import identity_json
+from marin_dagster.steps.attributes import identity_hash
 from marin_dagster.steps.protocol import StepLike
 from marin_dagster.steps.resources import ResourceConfig
 from marin_dagster.steps.walk import deps_first
@@ -68,8 +67,7 @@ class StepSpec:
         """
         for step in deps_first([self], stop=_is_hashed)[:-1]:
             step.name_with_hash  # noqa: B018  (fills the caches, dependencies first: no recursion)
-        text = identity_json(self.name, self.hash_attrs, self.dep_names)
-        return hashlib.sha256(text.encode()).hexdigest()[:8]
+        return identity_hash(self.name, self.hash_attrs, self.dep_names)
 
     @cached_property
     def name_with_hash(self) -> str:

@@ -168,6 +168,7 @@ def test_metadata_states_path_identity_attributes_and_resources(store: Path) -> 
 
     assert metadata["dagster/uri"] == f"{store}/lm/train_{step.hash_id}"
     assert metadata["marin/hash_id"] == step.hash_id
+    assert metadata["marin/own_hash"] == StepSpec(step.name, hash_attrs=step.hash_attrs).hash_id
     assert metadata["marin/name_with_hash"] == f"lm/train_{step.hash_id}"
     assert metadata["marin/attributes"] == {"lr": 0.1, "layers": [1, 2]}
     assert metadata["marin/resources"]["device"]["variant"] == "H100"

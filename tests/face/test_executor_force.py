@@ -232,32 +232,103 @@ def test_a_dry_run_lists_every_selected_step_and_leaves_the_store_untouched(
     assert run.observed() == []
 
 
-def test_a_dry_run_lists_only_what_is_selected_and_whatever_is_cached(
+def _contents(store: Path) -> dict[str, tuple[int, bytes]]:
+    files = [path for path in store.rglob("*") if path.is_file()]
+    return {str(path): (path.stat().st_mtime_ns, path.read_bytes()) for path in files}
+
+
+def _gone(*steps: StepSpec) -> None:
+    for step in steps:
+        Path(step.output_path, ".executor_status").unlink()
+
+
+@pytest.mark.parametrize(
+    ("gone", "config", "becomes"),
+    [
+        ([], {}, {"raw": "served", "clean": "served", "train": "served"}),
+        ([0, 1], {}, {"raw": "pruned", "clean": "pruned", "train": "served"}),
+        ([1, 2], {}, {"raw": "served", "clean": "run", "train": "run"}),
+        ([], {"force": ["clean"]}, {"raw": "served", "clean": "run", "train": "served"}),
+    ],
+)
+def test_a_dry_run_reports_what_a_real_one_then_does_and_writes_nothing(
+    gone: list[int],
+    config: dict[str, Any],
+    becomes: dict[str, str],
+    definitions: dg.Definitions,
+    chain: list[StepSpec],
+    recorder: Recorder,
+    instance: dg.DagsterInstance,
+    store: Path,
+) -> None:
+    _gone(*(chain[index] for index in gone))
+    before = _contents(store)
+
+    dry = run_job(definitions, instance, config={"dry_run": True, **config})
+
+    assert dry.success
+    assert recorder.calls == []
+    assert _contents(store) == before
+    reported = {key.partition("__")[0]: text for key, text in dry.skipped().items()}
+    for name, what in becomes.items():
+        would = "would run" if what == "run" else f"would be {what}"
+        assert reported[name].startswith(f"Dry run: {would}: "), name
+    real = run_job(definitions, instance, config=config)
+    ran = [name.partition("/")[0] for name in recorder.calls]
+    assert ran == [name for name, what in becomes.items() if what == "run"]
+    pruned = [key.partition("__")[0] for key in real.skipped()]
+    assert pruned == [name for name, what in becomes.items() if what == "pruned"]
+
+
+def test_a_dry_run_gives_the_reason_of_each_step(
+    recorder: Recorder, instance: dg.DagsterInstance
+) -> None:
+    train = recorder.step("train", hash_attrs={"lr": 1})
+    old = [train, recorder.step("evaluate", train), recorder.step("failing", fails=True)]
+    run_job(build_definitions(old), instance)
+    train = recorder.step("train", hash_attrs={"lr": 2})
+    tpu = ResourceConfig.with_tpu("v4-8")
+    new = [
+        recorder.step("evaluate", train),
+        recorder.step("failing", fails=True),
+        recorder.step("elsewhere", resources=tpu),
+        recorder.step("reads", StepSpec("dump")),
+    ]
+    config = {"dry_run": True, "retry_failed": False}
+
+    listed = run_job(build_definitions(new), instance, config=config).skipped()
+
+    assert "would run: train" in listed["train"]
+    assert listed["train"].endswith(": attribute lr: 1 -> 2")
+    assert listed["evaluate"].endswith(f"; because of {train.name_with_hash}")
+    for key, reason in {
+        "failing": "its last attempt failed. Set retry_failed",
+        "elsewhere": "v4-8",
+        "reads": "is built by no run",
+    }.items():
+        assert listed[key].startswith("Dry run: would be blocked: ")
+        assert reason in listed[key]
+
+
+def test_a_dry_run_lists_only_what_is_selected(
     definitions: dg.Definitions, recorder: Recorder, instance: dg.DagsterInstance
 ) -> None:
-    run = run_job(
-        definitions,
-        instance,
-        select=["raw/books", "clean"],
-        config={"dry_run": True, "force": True},
-    )
+    select, config = ["raw/books", "clean"], {"dry_run": True, "force": True}
 
-    assert run.success
-    assert recorder.calls == []
+    run = run_job(definitions, instance, select=select, config=config)
+
     assert set(run.skipped()) == {"raw__books", "clean"}
 
 
-@pytest.mark.parametrize("config", [{"dry_run": True}])
-def test_a_dry_run_works_while_the_store_is_broken(
-    config: dict[str, Any],
-    broken_store: list[str],
-    recorder: Recorder,
-    instance: dg.DagsterInstance,
+@pytest.mark.usefixtures("broken_store")
+def test_a_dry_run_reports_a_store_that_is_broken(
+    recorder: Recorder, instance: dg.DagsterInstance
 ) -> None:
     end = recorder.step("end", recorder.step("raw"), StepSpec("dump"))
 
-    run = run_job(build_definitions([end]), instance, config=config)
+    run = run_job(build_definitions([end]), instance, config={"dry_run": True})
 
     assert run.success
-    assert set(run.skipped()) == {"raw", "end"}
-    assert broken_store == []
+    for text in run.skipped().values():
+        assert text.startswith("Dry run: would be blocked: ")
+        assert "broken filesystem" in text

@@ -156,11 +156,18 @@ def test_a_missing_input_without_a_function_is_said(recorder: Recorder) -> None:
     assert recorder.take() == ["independent"]
 
 
-def test_a_dry_run_touches_nothing(recorder: Recorder, store: Path) -> None:
-    StepRunner().run([recorder.step("step")], dry_run=True)
+def test_a_dry_run_touches_nothing(
+    recorder: Recorder, store: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    external, step = StepSpec("dump"), recorder.step("step")
+
+    results = StepRunner().run([step, external], dry_run=True)
 
     assert recorder.calls == []
     assert not store.exists()
+    with pytest.raises(OutputNotReadyError, match="this was a dry run"):
+        results[step]
+    assert "would be blocked: step dump_" in caplog.text
 
 
 @pytest.mark.parametrize(("own", "given", "most"), [(2, None, 2), (1, 3, 3), (0, None, 8)])

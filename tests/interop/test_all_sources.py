@@ -60,7 +60,7 @@ def test_a_dry_run_lists_what_marins_lists(
 ) -> None:
     run = run_job(location.defs, instance, config={"dry_run": True})
 
-    ours = {message.split()[6] for message in run.skipped().values() if "->" in message}
+    ours = {re.findall(r"(\S+) -> ", message)[0] for message in run.skipped().values()}
     with caplog.at_level(logging.INFO):
         MarinRunner().run(location.steps, dry_run=True)
     marins = set(re.findall(r"\[DRY RUN\] Would run (\S+)", caplog.text))
