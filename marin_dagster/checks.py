@@ -95,7 +95,7 @@ class IntegrityOp:
             said = " ".join(faults) or drift or "The record agrees with the step."
         metadata: dict[str, Any] = {OUTPUT_PATH: dg.MetadataValue.path(self.step.output_path)}
         if faults:
-            metadata["marin/faults"] = "\n".join(faults)
+            metadata["marin/faults"] = " ".join(faults)
         if look.drift:
             metadata["marin/drift"] = look.drift.message
         yield dg.AssetCheckResult(

@@ -30,6 +30,8 @@ from marin_dagster.reports import (
     ADDRESS,
     NAME_WITH_HASH,
     OUTPUT_PATH,
+    REASON,
+    SERVED,
     finished_at,
     hit_facts,
     last_output_path,
@@ -119,7 +121,7 @@ class MarinIOManager(dg.ConfigurableIOManager):
             metadata: dict[str, Any] = {"marin/cache": "built", "marin/duration_s": seconds}
         elif isinstance(obj, Hit):
             record = record_of(obj, context.log)
-            metadata = hit_facts(obj, record)
+            metadata = {REASON: SERVED, **hit_facts(obj, record)}
         else:
             raise StepError(
                 f"asset {context.asset_key.to_user_string()!r}: its IO manager commits outputs of "
@@ -133,7 +135,10 @@ class MarinIOManager(dg.ConfigurableIOManager):
             metadata |= {"marin/files": len(files), "marin/bytes": sum(files.values())}
             if self.previews:
                 metadata |= previews_of(obj.folder, files, say=context.log.warning)
-        context.add_output_metadata(output_metadata(obj.folder, record, metadata))
+        # On the materialization alone; as the output's, it would be in the next event once more.
+        context.step_context.add_asset_metadata(
+            output_metadata(obj.folder, record, metadata), asset_key=context.asset_key
+        )
 
     def load_input(self, context: dg.InputContext) -> Any:
         """Load a finished output, in the form that the input's annotation asks for.

@@ -1,5 +1,6 @@
 """What Dagster is told of an output, by runs and by the sensor alike."""
 
+import json
 import logging
 import math
 from collections.abc import Iterator, Mapping
@@ -9,12 +10,14 @@ from typing import Any
 import dagster as dg
 
 from marin_dagster._compat import AssetEntry
+from marin_dagster.bounded_json import bounded_json
 from marin_dagster.cache import ArtifactRecord, Drift, Folder, Hit
 from marin_dagster.cache.record import RECORD_FILE
 from marin_dagster.cache.status import STATUS_FILE
 from marin_dagster.errors import RecordError
 from marin_dagster.instance import last_materialization
 from marin_dagster.steps import StepLike
+from marin_dagster.steps.attributes import leaves_in
 from marin_dagster.steps.protocol import code_version, data_version
 
 CODE_VERSION_TAG = "dagster/code_version"
@@ -26,6 +29,11 @@ ADDRESS = "marin/address"
 FINISHED_AT = "marin/finished_at"
 """When a ``dev`` version was finished, by the store's clock: nothing else tells builds apart."""
 NUMBERS_LEFT_OUT = "marin/numbers_left_out"
+REASON = "marin/reason"
+SERVED = "Nothing ran: the output was finished."
+"""The reason of a materialization or observation of what the cache had."""
+RESULT = "marin/result"
+"""What the function returned, when it is more than numbers."""
 
 MAX_NUMBERS = 100
 """Of a result: each is an entry of its own in every event that tells of the output."""
@@ -52,10 +60,12 @@ def recorded_code_version(step: StepLike, drift: Drift | None) -> str | None:
 def output_metadata(
     folder: Folder, record: ArtifactRecord | None, facts: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Metadata of a materialization: the first numbers that were returned, the path, facts."""
+    """Metadata of a materialization: what was returned, the path, facts."""
+    result = (record.result if record else None) or {}
     metadata = {
         # First, so that a number cannot hide one of our own facts.
-        **_first_numbers(record.result if record else None),
+        **_first_numbers(result),
+        **_whole(result),
         OUTPUT_PATH: dg.MetadataValue.path(folder.url),
         **facts,
     }
@@ -81,7 +91,8 @@ def sendable(text: str) -> str:
 
 def hit_facts(hit: Hit, record: ArtifactRecord | None) -> dict[str, Any]:
     """That an output came from the cache, and who built it, when and from which commit."""
-    return {"marin/cache": "hit", "marin/duration_s": 0.0, **_built_by(hit, record)}
+    # No duration: a plot of how long builds take has no place for what took none.
+    return {"marin/cache": "hit", **_built_by(hit, record)}
 
 
 def record_of(hit: Hit, log: logging.Logger) -> ArtifactRecord | None:
@@ -127,7 +138,15 @@ def _built_by(hit: Hit, record: ArtifactRecord | None) -> dict[str, Any]:
     return metadata
 
 
-def _first_numbers(result: Mapping[str, Any] | None) -> dict[str, Any]:
+def _whole(result: Mapping[str, Any]) -> dict[str, Any]:
+    if all(_is_number(value) for _, value in leaves_in(result)):
+        return {}
+    # NaN and infinity as text, and no halves of surrogate pairs.
+    plain = json.loads(sendable(json.dumps(result, ensure_ascii=False)), parse_constant=str)
+    return {RESULT: dg.MetadataValue.json(bounded_json(plain))}
+
+
+def _first_numbers(result: Mapping[str, Any]) -> dict[str, Any]:
     numbers = dict(_numbers(result))
     left_out = len(numbers) - MAX_NUMBERS
     if left_out <= 0:
@@ -135,12 +154,13 @@ def _first_numbers(result: Mapping[str, Any] | None) -> dict[str, Any]:
     return {**dict(islice(numbers.items(), MAX_NUMBERS)), NUMBERS_LEFT_OUT: left_out}
 
 
-def _numbers(result: Mapping[str, Any] | None, path: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in (result or {}).items():
-        if isinstance(value, Mapping):
-            yield from _numbers(value, f"{path}{name}.")
-        elif isinstance(value, float):
+def _numbers(result: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    for path, value in leaves_in(result):
+        if _is_number(value):
             # Neither JSON nor the plots know NaN and infinity.
-            yield f"{path}{name}", value if math.isfinite(value) else str(value)
-        elif isinstance(value, int) and not isinstance(value, bool):
-            yield f"{path}{name}", value
+            unfit = isinstance(value, float) and not math.isfinite(value)
+            yield path, str(value) if unfit else value
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)

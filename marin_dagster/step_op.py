@@ -27,6 +27,7 @@ from marin_dagster.io_manager import cache_of
 from marin_dagster.job_exceptions import DESCRIBERS, restore
 from marin_dagster.reports import (
     CODE_VERSION_TAG,
+    REASON,
     input_version_tag,
     recorded_code_version,
     recorded_version,
@@ -117,7 +118,7 @@ class StepOp:
         history = control.history or History(context.instance, [key])
         reasons = history.reasons(attempt, key, self.graph, context.log)
         context.log.info(f"{address(self.step)} runs: {reasons.text}")
-        metadata: dict[str, Any] = {"marin/reason": reasons.text}
+        metadata: dict[str, Any] = {REASON: reasons.text}
         if reasons.compared_with is not None:
             metadata["marin/compared_with"] = dg.MetadataValue.path(reasons.compared_with)
         return metadata
@@ -207,7 +208,22 @@ def _register(
 def _build(
     attempt: Attempt, control: StepControl, context: dg.AssetExecutionContext
 ) -> dict[str, Any]:
-    """Run the step's function where it belongs; metadata about the job that ran it."""
+    """Run the step's function where it belongs; metadata about the job that ran it.
+
+    What fails says so in its log, too: the UI offers no log for a step that wrote nothing.
+    """
+    try:
+        return _run(attempt, control, context)
+    except Exception as error:
+        first_line = str(error).partition("\n")[0]
+        with control.captured():
+            _write("stderr", f"{type(error).__name__}: {first_line}\n")
+        raise
+
+
+def _run(
+    attempt: Attempt, control: StepControl, context: dg.AssetExecutionContext
+) -> dict[str, Any]:
     left_over = read_job_note(attempt.folder)
     place = control.place
     if place.runner == INLINE and left_over is None:

@@ -32,7 +32,8 @@ class Drift:
     @property
     def message(self) -> str:
         """What has changed, and what to do."""
-        changes = f"\n{self.changes}" if self.changes else ""
+        # In one line: pages that show it lose line breaks.
+        changes = f" Changed: {'; '.join(self.changes.splitlines())}." if self.changes else ""
         return (
             f"drift: it was built by the recipe {self.recorded}, which is {self.current} now. "
             f"Give it a new version to build the new recipe.{changes}"

@@ -72,8 +72,8 @@ class Reasons:
 
     @property
     def text(self) -> str:
-        """The lines."""
-        return "\n".join(self.lines)
+        """The lines in one, for where line breaks are lost: a sentence for each."""
+        return " ".join(f"{line[:1].upper()}{line[1:]}." for line in self.lines)
 
 
 def find_reasons(
@@ -224,7 +224,8 @@ def _recipe(record: ArtifactRecord, step: StepLike, version: str) -> list[str]:
     current = str(step.hash_attrs["fingerprint"])
     if record.fingerprint != current:
         fields = describe_drift(record.fingerprint_payload, step.fingerprint_payload).splitlines()
-        lines += fields or [f"recipe {record.fingerprint or 'unknown'} -> {current}"]
+        recipe = f"recipe {record.fingerprint or 'unknown'} -> {current}"
+        lines += [f"config {field}" for field in fields] or [recipe]
     return lines
 
 

@@ -22,7 +22,7 @@ from marin_dagster.errors import MarinDagsterError
 from marin_dagster.executor.fates import RUN, Fate, fates_table
 from marin_dagster.executor.planned import PlannedStep
 from marin_dagster.executor.planning import Decisions
-from marin_dagster.reports import OUTPUT_PATH
+from marin_dagster.reports import OUTPUT_PATH, REASON, SERVED
 from marin_dagster.steps import StepLike
 from marin_dagster.steps.changes import some
 from marin_dagster.steps.protocol import address
@@ -124,6 +124,7 @@ def _observe(context: Any, served: PlannedStep, drift: Drift | None) -> Iterator
         metadata={
             OUTPUT_PATH: dg.MetadataValue.path(served.step.output_path),
             "marin/cache": "hit",
+            REASON: SERVED,
             **({"marin/drift": drift.message} if drift else {}),
         },
     )

@@ -254,7 +254,9 @@ def test_a_new_version_of_an_artifact() -> None:
     old = build_artifact(artifact("2026.01.01", 1))
     new: Any = artifact("2026.02.01", 2).lower()
 
-    assert why(new) == Reasons(("version 2026.01.01 -> 2026.02.01", "n: 1 -> 2"), old.output_path)
+    assert why(new) == Reasons(
+        ("version 2026.01.01 -> 2026.02.01", "config n: 1 -> 2"), old.output_path
+    )
 
 
 def test_a_dev_version_is_compared_with_itself() -> None:
@@ -269,4 +271,4 @@ def test_a_dev_version_is_compared_with_itself() -> None:
 
     build_artifact(artifact("dev", 1))
     changed: Any = artifact("dev", 2).lower()
-    assert why(changed) == Reasons(("version dev: built every time", "n: 1 -> 2"))
+    assert why(changed) == Reasons(("version dev: built every time", "config n: 1 -> 2"))

@@ -46,12 +46,12 @@ def materialized(**told: Any) -> Story:
     ]
 
 
-FIRST = materialized(cache="built", reason="first build")
-AGAIN = materialized(cache="built", reason="its output was removed from the store")
-HIT = materialized(cache="hit", built_by=getpass.getuser())
+FIRST = materialized(cache="built", reason="First build")
+AGAIN = materialized(cache="built", reason="Its output was removed from the store")
+HIT = materialized(cache="hit", reason="Nothing ran", built_by=getpass.getuser())
 OBSERVED = [
     ("STEP_START", {}),
-    ("ASSET_OBSERVATION", {"marin/cache": "hit"}),
+    ("ASSET_OBSERVATION", {"marin/cache": "hit", "marin/reason": "Nothing ran"}),
     ("STEP_SUCCESS", {}),
 ]
 FAILED = [("STEP_START", {}), ("STEP_FAILURE", {})]

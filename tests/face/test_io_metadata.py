@@ -61,7 +61,7 @@ def test_a_hit_states_path_size_who_built_it_when_and_the_recorded_numbers(
 
     assert recorder.calls == ["raw"]
     assert metadata["marin/cache"] == "hit"
-    assert metadata["marin/duration_s"] == 0
+    assert "marin/duration_s" not in metadata
     assert metadata["marin/output_path"] == step.output_path
     assert metadata["marin/built_by"] == getpass.getuser()
     assert metadata["tokens"] == 7
@@ -117,6 +117,67 @@ def test_each_number_of_the_result_is_metadata_under_its_own_name(
         "unbounded": "-inf",
     }
     assert isinstance(metadata["steps"], int)
+
+    assert metadata["marin/result"] == {
+        **result,
+        "not a number": "NaN",
+        "unbounded": "-Infinity",
+    }
+
+
+@pytest.mark.parametrize("result", [None, {}, {"loss": 0.5, "eval": {"n": 3}}])
+def test_a_result_of_numbers_alone_is_not_shown_again(
+    result: Any, instance: dg.DagsterInstance
+) -> None:
+    metadata = _metadata(StepSpec("train", fn=lambda output_path: result), instance)
+
+    assert "marin/result" not in metadata
+
+
+MUCH = {
+    "long text": {"text": "x" * 501},
+    "many texts": {f"text{index}": "x" * 400 for index in range(100)},
+    "a long list": {"curve": list(range(100_000))},
+    "lists of nothing": {"empty": [[]] * 100_000, "text": ""},
+    "long keys": {f"{index}{'k' * 300}": "" for index in range(100)},
+    "one long key": {"k" * 10_000: ""},
+    "deep": {"deep": json.loads("[" * 100 + "]" * 100)},
+}
+
+
+@pytest.mark.parametrize("result", MUCH.values(), ids=MUCH)
+def test_of_a_large_result_the_beginning_is_shown(
+    result: dict[str, Any], instance: dg.DagsterInstance
+) -> None:
+    shown = _metadata(StepSpec("train", fn=lambda output_path: result), instance)["marin/result"]
+
+    assert shown != result
+    text = json.dumps(shown, ensure_ascii=False)
+    assert "…" in text
+    assert len(text) < 20_000
+
+
+def test_what_a_large_result_shows_is_as_it_was_returned_and_counts_the_rest(
+    instance: dg.DagsterInstance,
+) -> None:
+    result = {"name": "x" * 600, "curve": list(range(3000)), "best": "ngram", "ok": True}
+
+    shown = _metadata(StepSpec("train", fn=lambda output_path: result), instance)["marin/result"]
+
+    assert shown["name"] == "x" * 500 + "…"
+    *curve, more = shown["curve"]
+    assert curve == list(range(len(curve)))
+    assert more == f"… {3000 - len(curve)} more"
+    assert shown["…"] == "2 more"
+
+
+def test_each_event_but_the_materialization_is_small(instance: dg.DagsterInstance) -> None:
+    step = StepSpec("train", fn=lambda output_path: {f"n{n}": n for n in range(50)})
+    run = run_job(build_definitions([step]), instance)
+
+    [handled] = run.of_type("HANDLED_OUTPUT")
+    assert handled.event_specific_data.metadata == {}
+    assert metadata_of(run.materialized()["train"])["n49"] == 49
 
 
 def test_of_many_numbers_the_first_hundred_are_metadata_and_the_rest_is_counted(

@@ -1,5 +1,6 @@
 """Why a step ran: in its materialization, and in its log."""
 
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -20,9 +21,9 @@ def build(instance: dg.DagsterInstance, *steps: Any, **options: Any) -> Run:
 
 
 def reasons(run: Run, key: str) -> list[str]:
-    """Why an asset was materialized, line by line."""
+    """Why an asset was materialized, sentence by sentence."""
     said: str = metadata_of(run.materialized()[key])["marin/reason"]
-    return said.splitlines()
+    return re.findall(r"\S.*?\.(?= [A-Z]|$)", said)
 
 
 def said(instance: dg.DagsterInstance, run_id: str, step_key: str) -> list[str]:
@@ -37,7 +38,7 @@ def test_a_first_build(recorder: Recorder, instance: dg.DagsterInstance) -> None
 
     run = build(instance, step)
 
-    why = "first build: no earlier output of train is known"
+    why = "First build: no earlier output of train is known."
     assert reasons(run, "train") == [why]
     assert "marin/compared_with" not in metadata_of(run.materialized()["train"])
     assert said(instance, run.run_id, "train") == [f"{step.name_with_hash} runs: {why}"]
@@ -55,17 +56,29 @@ def test_changed_attributes_and_what_reads_the_step(
 
     run = build(instance, *new)
 
-    assert reasons(run, "train") == ["attribute model.lr: 1 -> 2"]
-    change = f"upstream train changed: {old[0].hash_id} -> {new[0].hash_id}"
+    assert reasons(run, "train") == ["Attribute model.lr: 1 -> 2."]
+    change = f"Upstream train changed: {old[0].hash_id} -> {new[0].hash_id}."
     assert reasons(run, "evaluate") == [change]
     for step in old:
         metadata = metadata_of(run.materialized()[step.name])
         assert metadata["marin/compared_with"] == step.output_path
     name = new[0].name_with_hash
-    assert said(instance, run.run_id, "train") == [f"{name} runs: attribute model.lr: 1 -> 2"]
+    assert said(instance, run.run_id, "train") == [f"{name} runs: Attribute model.lr: 1 -> 2."]
 
 
-def test_a_hit_has_no_reason(recorder: Recorder, instance: dg.DagsterInstance) -> None:
+def test_several_reasons_are_a_sentence_each_in_one_line(
+    recorder: Recorder, instance: dg.DagsterInstance
+) -> None:
+    build(instance, recorder.step("train", hash_attrs={"lr": 1, "note": "a\nb"}))
+    run = build(instance, recorder.step("train", hash_attrs={"lr": 2, "note": "c"}))
+
+    reason = "Attribute lr: 1 -> 2. Attribute note: 'a\\nb' -> 'c'."
+    assert metadata_of(run.materialized()["train"])["marin/reason"] == reason
+    (line,) = said(instance, run.run_id, "train")
+    assert line.endswith(f" runs: {reason}")
+
+
+def test_a_hit_says_that_nothing_ran(recorder: Recorder, instance: dg.DagsterInstance) -> None:
     step = recorder.step("train")
     build(instance, step)
 
@@ -73,7 +86,7 @@ def test_a_hit_has_no_reason(recorder: Recorder, instance: dg.DagsterInstance) -
         run = build(other, step)
 
     assert metadata_of(run.materialized()["train"])["marin/cache"] == "hit"
-    assert "marin/reason" not in metadata_of(run.materialized()["train"])
+    assert reasons(run, "train") == ["Nothing ran: the output was finished."]
 
 
 def test_a_forced_step(recorder: Recorder, instance: dg.DagsterInstance) -> None:
@@ -82,7 +95,7 @@ def test_a_forced_step(recorder: Recorder, instance: dg.DagsterInstance) -> None
 
     run = build(instance, step, config={"force": True})
 
-    assert reasons(run, "train") == ["forced: its output was finished"]
+    assert reasons(run, "train") == ["Forced: its output was finished."]
 
 
 def test_a_step_that_failed_says_so_once_it_runs_again(
@@ -93,13 +106,13 @@ def test_a_step_that_failed_says_so_once_it_runs_again(
     assert not failed.success
     # No materialization says why it ran; its log does.
     (line,) = said(instance, failed.run_id, "train")
-    assert line.endswith(" runs: attribute lr: 1 -> 2")
+    assert line.endswith(" runs: Attribute lr: 1 -> 2.")
 
     run = build(instance, recorder.step("train", hash_attrs={"lr": 2}))
 
     change, failure = reasons(run, "train")
-    assert change == "attribute lr: 1 -> 2"
-    assert failure.startswith("the last attempt failed at 20")
+    assert change == "Attribute lr: 1 -> 2."
+    assert failure.startswith("The last attempt failed at 20")
 
 
 def test_an_output_that_was_removed(recorder: Recorder, instance: dg.DagsterInstance) -> None:
@@ -110,7 +123,7 @@ def test_an_output_that_was_removed(recorder: Recorder, instance: dg.DagsterInst
 
     (line,) = reasons(build(instance, step), "train")
 
-    assert line.startswith("its output was removed from the store; it was recorded at 20")
+    assert line.startswith("Its output was removed from the store; it was recorded at 20")
 
 
 def test_a_new_store(
@@ -124,9 +137,9 @@ def test_a_new_store(
     monkeypatch.setenv("MARIN_PREFIX", str(tmp_path / "other"))
 
     again = build(instance, recorder.step("train", hash_attrs={"lr": 1}))
-    assert reasons(again, "train") == [f"built before in another place: {old.output_path}"]
+    assert reasons(again, "train") == [f"Built before in another place: {old.output_path}."]
     changed = build(instance, recorder.step("train", hash_attrs={"lr": 2}))
-    assert reasons(changed, "train") == ["attribute lr: 1 -> 2"]
+    assert reasons(changed, "train") == ["Attribute lr: 1 -> 2."]
 
 
 def test_another_instance_reads_the_store(recorder: Recorder, instance: dg.DagsterInstance) -> None:
@@ -135,7 +148,7 @@ def test_another_instance_reads_the_store(recorder: Recorder, instance: dg.Dagst
     with dg.DagsterInstance.ephemeral() as other:
         run = build(other, recorder.step("train", hash_attrs={"lr": 2}))
 
-    assert reasons(run, "train") == ["attribute lr: 1 -> 2"]
+    assert reasons(run, "train") == ["Attribute lr: 1 -> 2."]
 
 
 def test_steps_of_one_name_in_one_graph_are_not_compared(
@@ -149,7 +162,7 @@ def test_steps_of_one_name_in_one_graph_are_not_compared(
 
     (built,) = (metadata_of(made) for made in run.materialized().values() if _is_build(made))
     assert built["marin/reason"] == (
-        "first build: no earlier output of train is known, other than steps of this graph"
+        "First build: no earlier output of train is known, other than steps of this graph."
     )
 
 
@@ -169,15 +182,17 @@ def test_versions_of_artifacts(instance: dg.DagsterInstance) -> None:
     build(instance, tokens("2026.01.01", 1))
     run = build(instance, tokens("2026.02.01", 2))
     version, change = reasons(run, "tokens")
-    assert version == "version 2026.01.01 -> 2026.02.01"
-    assert change.endswith("size: 1 -> 2")
+    assert version == "Version 2026.01.01 -> 2026.02.01."
+    assert change == "Config size: 1 -> 2."
 
     dev = build(instance, tokens("dev", 2))
     assert reasons(dev, "tokens") == [
-        "version dev: built every time",
-        "version 2026.02.01 -> dev",
+        "Version dev: built every time.",
+        "Version 2026.02.01 -> dev.",
     ]
-    assert reasons(build(instance, tokens("dev", 2)), "tokens") == ["version dev: built every time"]
+    assert reasons(build(instance, tokens("dev", 2)), "tokens") == [
+        "Version dev: built every time."
+    ]
 
 
 def test_a_step_in_a_job_of_its_own(instance: dg.DagsterInstance) -> None:
@@ -189,7 +204,7 @@ def test_a_step_in_a_job_of_its_own(instance: dg.DagsterInstance) -> None:
 
     metadata = metadata_of(run.materialized()["train"])
     assert metadata["marin/runner"] == "process"
-    assert metadata["marin/reason"] == "attribute n: 1 -> 2"
+    assert metadata["marin/reason"] == "Attribute n: 1 -> 2."
 
 
 def test_a_step_runner(recorder: Recorder, instance: dg.DagsterInstance) -> None:
@@ -198,7 +213,7 @@ def test_a_step_runner(recorder: Recorder, instance: dg.DagsterInstance) -> None
 
     (run, _) = instance.get_runs()
     (line,) = said(instance, run.run_id, "train")
-    assert line.endswith(" runs: attribute lr: 1 -> 2")
+    assert line.endswith(" runs: Attribute lr: 1 -> 2.")
 
 
 def test_another_executor(recorder: Recorder, instance: dg.DagsterInstance) -> None:
@@ -211,7 +226,7 @@ def test_another_executor(recorder: Recorder, instance: dg.DagsterInstance) -> N
     run(1)
     (event,) = run(2).asset_materializations_for_node("train")
 
-    assert metadata_of(event)["marin/reason"] == "attribute lr: 1 -> 2"
+    assert metadata_of(event)["marin/reason"] == "Attribute lr: 1 -> 2."
 
 
 def test_the_instance_is_asked_once_for_all_steps(
@@ -243,4 +258,4 @@ def test_an_instance_that_refuses_stops_nothing(
     run = build(instance, recorder.step("train", hash_attrs={"lr": 2}))
 
     assert run.success
-    assert reasons(run, "train") == ["attribute lr: 1 -> 2"]
+    assert reasons(run, "train") == ["Attribute lr: 1 -> 2."]

@@ -3,6 +3,8 @@
 import contextlib
 import io
 import logging
+import os
+import signal
 import sys
 import threading
 import warnings
@@ -14,7 +16,7 @@ import dagster as dg
 import pytest
 from feature_jobs import JOB, PATIENCE_S, log_of, steps_job
 
-from marin_dagster import StepSpec
+from marin_dagster import ResourceConfig, StepSpec
 from support import Run, run_job
 
 
@@ -53,6 +55,35 @@ def test_prints_and_errors_go_to_their_own_streams(instance: dg.DagsterInstance)
     assert log_of(instance, run, "talk", "stderr") == "to stderr\n"
     [event] = run.of_type("LOGS_CAPTURED")
     assert event.logs_captured_data.step_keys == ["talk"]
+
+
+def _kill_own_process(output_path: str) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _raise(output_path: str) -> None:
+    raise LookupError("no such corpus\nand more")
+
+
+FAILS_SILENTLY = {
+    "in a thread": (StepSpec("fails", fn=_raise), "LookupError: no such corpus"),
+    "in a process": (
+        StepSpec("fails", fn=_kill_own_process, resources=ResourceConfig(ram="256m")),
+        "died: signal 9 (SIGKILL)",
+    ),
+}
+
+
+@pytest.mark.parametrize(("step", "error"), FAILS_SILENTLY.values(), ids=FAILS_SILENTLY)
+def test_a_step_that_fails_without_output_has_a_log_with_its_error(
+    step: StepSpec, error: str, instance: dg.DagsterInstance
+) -> None:
+    run = run_job(steps_job(step), instance, job=JOB)
+
+    assert not run.success
+    assert [e.logs_captured_data.step_keys for e in run.of_type("LOGS_CAPTURED")] == [["fails"]]
+    [line] = log_of(instance, run, "fails", "stderr").splitlines()
+    assert error in line
 
 
 def test_silent_steps_make_no_log_and_no_event(instance: dg.DagsterInstance) -> None:
