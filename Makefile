@@ -1,4 +1,4 @@
-# Two commands do everything: `make demo` and `make test`. Both install what they need.
+# `make demo`, then `make ui`; contributors, `make test`. Each installs what it needs.
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help

@@ -1,6 +1,6 @@
 """The example project in the UI, as somebody sees it who opens it, builds it, and builds it again.
 
-The command is the one of the README, with Dagster's own daemon, which launches the runs.
+The command and the instance are those of ``make ui``.
 """
 
 import io

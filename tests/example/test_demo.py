@@ -7,11 +7,13 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
+SETTINGS = (ROOT / "scripts" / "demo-instance.yaml").read_text()
 STEPS = 10
 
 
 def demo(home: Path) -> str:
     home.joinpath("dagster").mkdir(exist_ok=True)
+    home.joinpath("dagster", "dagster.yaml").write_text(SETTINGS)
     done = subprocess.run(
         [sys.executable, str(ROOT / "scripts" / "demo.py")],
         env={

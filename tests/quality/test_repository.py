@@ -34,6 +34,21 @@ def test_the_graph_in_the_readme_works_when_pasted(tmp_path: Path) -> None:
     assert f"  {squares.name_with_hash}/ " in (ROOT / "README.md").read_text()
 
 
+@pytest.mark.parametrize("page", ["README.md", "docs/marin.md", "example_project/README.md"])
+def test_a_snippet_that_starts_dagster_keeps_its_history(page: str) -> None:
+    blocks = re.findall(r"```console\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
+    starting = [block for block in blocks if re.search(r"\b(dagster|dg) dev\b", block)]
+    assert starting
+    for block in starting:
+        assert re.search(r"\bDAGSTER_HOME=[$~]", block)
+        assert "mkdir -p" in block
+
+
+@pytest.mark.parametrize("left", ["uv.lock", ".venv/bin/python"])
+def test_what_an_installation_of_the_example_leaves_is_ignored(left: str) -> None:
+    subprocess.run(["git", "check-ignore", "-q", f"example_project/{left}"], cwd=ROOT, check=True)
+
+
 def test_the_workspace_opens_from_any_folder(tmp_path: Path) -> None:
     workspace = str(ROOT / "workspace.yaml")
     listed = subprocess.run(
