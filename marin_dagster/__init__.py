@@ -19,7 +19,17 @@ if TYPE_CHECKING:
     from marin_dagster.errors import MarinDagsterError, MarinDagsterWarning, StepsFailedError
     from marin_dagster.executor import build_marin_executor, marin_executor
     from marin_dagster.io_manager import MarinIOManager, StepOutput
-    from marin_dagster.lazy import OUT, Artifact, ArtifactStep, StepContext, apply, lower
+    from marin_dagster.lazy import (
+        OUT,
+        Artifact,
+        ArtifactStep,
+        StepContext,
+        apply,
+        lower,
+        materialized_config,
+        read_artifact,
+        write_artifact,
+    )
     from marin_dagster.schedules import build_marin_schedule
     from marin_dagster.step_runner import StepRunner, resolve, run
     from marin_dagster.steps import (
@@ -64,9 +74,12 @@ _HOMES = {
     "build_marin_schedule": "schedules",
     "lower": "lazy",
     "marin_executor": "executor",
+    "materialized_config": "lazy",
+    "read_artifact": "lazy",
     "remote": "steps",
     "resolve": "step_runner",
     "run": "step_runner",
+    "write_artifact": "lazy",
 }
 
 __all__ = [
@@ -100,9 +113,12 @@ __all__ = [
     "build_marin_schedule",
     "lower",
     "marin_executor",
+    "materialized_config",
+    "read_artifact",
     "remote",
     "resolve",
     "run",
+    "write_artifact",
 ]
 
 

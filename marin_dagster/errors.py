@@ -23,16 +23,17 @@
     │   ├── RemoteFunctionError            the step's function raised, in its job
     │   ├── JobFailedError                 the job died: a signal, out of memory, an exit code
     │   └── JobLostError                   the engine lost the job: its node is gone, or preempted
-    ├── StepsFailedError (ExceptionGroup)  steps of a StepRunner's run failed, each with its error
+    ├── StepsFailedError (ExceptionGroup) (RuntimeError)  steps of a StepRunner's run failed
     └── StepError                          a step cannot run, or its output cannot be used
         ├── StepWithoutFunctionError       nothing is cached and there is no function to build it
         ├── PreviousAttemptFailedError     the last attempt failed and failures are not retried
         ├── DependencyNotBuiltError        an input has no successful output and is not being built
         ├── OutputVanishedError            a cached output was removed after its inputs were pruned
         ├── OutputNotReadyError            something asks for an output that is not finished
+        │   └── ResultMissingError (FileNotFoundError)  an output without a recorded result
         ├── ArtifactTypeMismatchError      an output was recorded as another type of artifact
         ├── UndeclaredDependencyError (ValueError)  a function asks for what its step does not list
-        ├── AdoptedDataMissingError        there is nothing where adopted or pinned data should be
+        ├── AdoptedDataMissingError (FileNotFoundError)  adopted or pinned data is not there
         └── ResultError (TypeError)        the function returned what a record cannot hold
 
     MarinDagsterWarning (UserWarning)      the graph works, but probably not as meant
@@ -133,8 +134,11 @@ class JobLostError(RunnerError):
     """The engine lost the job through no fault of the step: a node gone, a preemption."""
 
 
-class StepsFailedError(MarinDagsterError, ExceptionGroup[Exception]):
-    """Steps of a ``StepRunner``'s run failed; ``exceptions`` holds the error of each."""
+class StepsFailedError(MarinDagsterError, ExceptionGroup[Exception], RuntimeError):
+    """Steps of a ``StepRunner``'s run failed; ``exceptions`` holds the error of each.
+
+    Mirrors Marin: a ``RuntimeError`` whose ``__cause__`` is the first failure.
+    """
 
     def derive(self, excs: Sequence[Exception]) -> "StepsFailedError":  # type: ignore[override]
         """The same with some of the exceptions, for ``except*``."""
@@ -165,6 +169,10 @@ class OutputNotReadyError(StepError):
     """Something asks for an output that is missing or not finished."""
 
 
+class ResultMissingError(OutputNotReadyError, FileNotFoundError):
+    """There is no record at a path, or none that holds a result; as Marin, a file not found."""
+
+
 class ArtifactTypeMismatchError(StepError):
     """An output was recorded as another type of artifact than it is loaded as."""
 
@@ -173,8 +181,9 @@ class UndeclaredDependencyError(StepError, ValueError):
     """A step's configuration asks for an artifact that the step does not depend on."""
 
 
-class AdoptedDataMissingError(StepError):
-    """There is nothing, or nothing finished, where adopted or pinned data should be."""
+class AdoptedDataMissingError(StepError, FileNotFoundError):
+    """There is nothing, or nothing finished, where adopted or pinned data should be; as Marin, a
+    file not found."""
 
 
 class ResultError(StepError, TypeError):

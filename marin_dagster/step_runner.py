@@ -159,7 +159,7 @@ class StepRunner:
             with self._recording() as instance:
                 errors += _run(definitions, instance, config, failures)
         if errors:
-            raise StepsFailedError(f"{len(errors)} step(s) failed", errors)
+            raise StepsFailedError(f"{len(errors)} step(s) failed", errors) from errors[0]
         return StepResults(graph, dry_run=dry_run)
 
     def _runners(self) -> dict[str, Runner]:

@@ -47,8 +47,11 @@ def marin_builds(steps: list[Any]) -> None:
 
 
 def without_moments(content: bytes) -> bytes:
-    """A file without what differs between two objects of one kind, and between two moments."""
+    """A file without what differs between two objects of one kind, and between two moments; and
+    without what launched it, which is a run of Dagster or a command line."""
     content = re.sub(rb" at 0x[0-9a-f]+", b"", content)
+    launch = rb'"command_line": \[[^\]]*\](,\s+"dagster_job": "\w+",\s+"dagster_run_id": "[-\w]+")?'
+    content = re.sub(launch, b"", content)
     return re.sub(rb'"created_at": "[^"]+"', b'"created_at": ""', content)
 
 

@@ -38,9 +38,12 @@ PUBLIC = [
     "build_marin_schedule",
     "lower",
     "marin_executor",
+    "materialized_config",
+    "read_artifact",
     "remote",
     "resolve",
     "run",
+    "write_artifact",
 ]
 
 
