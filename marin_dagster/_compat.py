@@ -33,7 +33,12 @@ from dagster._core.execution.step_dependency_config import (
 )
 from dagster._core.execution.tags import get_tag_concurrency_limits_config
 from dagster._core.instance import RUNLESS_RUN_ID
-from dagster._core.storage.compute_log_manager import CapturedLogContext, ComputeIOType
+from dagster._core.storage.cloud_storage_compute_log_manager import CloudStorageComputeLogManager
+from dagster._core.storage.compute_log_manager import (
+    CapturedLogContext,
+    ComputeIOType,
+    ComputeLogManager,
+)
 from dagster._core.storage.event_log.base import AssetEntry
 from dagster._utils.cached_method import cached_method
 from dagster._utils.interrupts import capture_interrupts
@@ -48,7 +53,9 @@ __all__ = [
     "AssetMaterializationPlannedData",
     "AssetObservationData",
     "CapturedLogContext",
+    "CloudStorageComputeLogManager",
     "ComputeIOType",
+    "ComputeLogManager",
     "DagsterEvent",
     "DagsterEventType",
     "EngineEventData",

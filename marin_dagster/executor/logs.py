@@ -19,12 +19,8 @@ from typing import IO, Any
 
 import dagster as dg
 
-from marin_dagster._compat import (
-    CapturedLogContext,
-    ComputeIOType,
-    DagsterEvent,
-    StepExecutionContext,
-)
+from marin_dagster._compat import CapturedLogContext, DagsterEvent, StepExecutionContext
+from marin_dagster.executor.log_streams import log_streams
 
 
 class _StepLog:
@@ -74,18 +70,17 @@ class _StepLog:
 
     def _open(self) -> dict[str, IO[Any] | None]:
         if not self._streams:
-            manager = self._context.instance.compute_log_manager
-            key = manager.build_log_key_for_run(self._context.run_id, self._context.step.key)
-            self._streams = {
-                kind.value: self._opened.enter_context(manager.open_log_stream(key, kind))
-                for kind in (ComputeIOType.STDOUT, ComputeIOType.STDERR)
-            }
-            # Making the event logs it, which is no output of the step.
+            context = self._context
+            step_key, attempt = context.step.key, context.previous_attempt_count + 1
+            manager = context.instance.compute_log_manager
+            # A log of its own for each attempt: in cloud storage, the next would replace it.
+            name = step_key if attempt == 1 else f"{step_key}-{attempt}"
+            key = manager.build_log_key_for_run(context.run_id, name)
+            # Making the event logs it, which is no output of the step; nor is what a manager logs.
             with _writing_to(None):
+                self._streams = self._opened.enter_context(log_streams(manager, key))
                 self._announce(
-                    DagsterEvent.capture_logs(
-                        self._context, [self._context.step.key], key, CapturedLogContext(key)
-                    )
+                    DagsterEvent.capture_logs(context, [step_key], key, CapturedLogContext(key))
                 )
         return self._streams
 
