@@ -34,6 +34,8 @@ class StepControl:
     """Attempts that the step has begun; the executor abandons what is still open at the end."""
     captured: Callable[[], AbstractContextManager[None]] = nullcontext
     """Makes the context in which what is written belongs to the step's log."""
+    log_levels: Mapping[str, int] = field(default_factory=dict)
+    """The lowest level of Python's loggers in the step's job, by name."""
     place: Place = INLINE_PLACE
     """Where the step runs."""
     runners: Mapping[str, Runner] = field(default_factory=dict)

@@ -235,6 +235,7 @@ def _run(
         write=_write,
         say=context.log.info,
         describers=DESCRIBERS,
+        log_levels=control.log_levels,
     )
     # What the job writes belongs to the step's log.
     with control.captured():

@@ -1,5 +1,6 @@
 """The executor's configuration: what a run can choose, and its form in the launchpad."""
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +25,11 @@ from marin_dagster.runners import (
     runner_types,
 )
 
+_LOG_LEVEL = dg.Enum(
+    "MarinLogLevel", [dg.EnumValue(level) for level in ("DEBUG", "INFO", "WARNING")]
+)
+"""Python's own default is WARNING, and what is above it no log should lack."""
+
 DEFAULT_MAX_CONCURRENT = 8
 """Steps that run at once when nobody says otherwise; Marin's default."""
 
@@ -40,6 +46,8 @@ class ExecutorSettings:
     """Build steps whose last attempt failed."""
     dry_run: bool
     """Report what would become of each step, and run nothing."""
+    log_level: int
+    """The lowest level of Python's logging in steps' logs, where nobody has set a logger's own."""
     retries: RetryMode
     """Whether Dagster's retry policies count."""
     tag_concurrency_limits: list[dict[str, Any]]
@@ -58,6 +66,7 @@ class ExecutorSettings:
             force=force if isinstance(force, bool) else tuple(force),
             retry_failed=config["retry_failed"],
             dry_run=config["dry_run"],
+            log_level=logging.getLevelNamesMapping()[config["log_level"]],
             retries=RetryMode.from_config(config["retries"]) or RetryMode.ENABLED,
             tag_concurrency_limits=config.get("tag_concurrency_limits") or [],
             step_dependency_config=StepDependencyConfig.from_config(
@@ -139,6 +148,15 @@ def config_schema(max_concurrent: int) -> dict[str, dg.Field]:
             description=(
                 "Report what this run would do with each selected step and why: run, serve, leave "
                 "out or fail. Reads the store, runs nothing and writes nothing."
+            ),
+        ),
+        "log_level": dg.Field(
+            _LOG_LEVEL,
+            default_value="INFO",
+            description=(
+                "The lowest level of Python's logging in a step's log. A level that your code or "
+                "python_logs in dagster.yaml sets for a logger comes first; the root logger's can "
+                "only add lines."
             ),
         ),
         **_routing_schema(),

@@ -27,6 +27,7 @@ from marin_dagster.cache import DriftLog
 from marin_dagster.control import StepControl
 from marin_dagster.executor.config import ExecutorSettings
 from marin_dagster.executor.fates import find_fates
+from marin_dagster.executor.logs import job_log_levels
 from marin_dagster.executor.planned import planned_steps
 from marin_dagster.executor.planning import (
     Decisions,
@@ -145,7 +146,9 @@ class MarinExecutor(dg.Executor):
             )
         job_context.log.info(summary(execution_plan, decisions))
         failed, tally = False, Tally()
-        control_of = partial(self._control, decisions, routing.runners, history)
+        managed = job_context.instance.managed_python_loggers
+        log_levels = job_log_levels(managed, self.settings.log_level)
+        control_of = partial(self._control, decisions, routing.runners, history, log_levels)
         try:
             for event in self._carry_out(job_context, execution_plan, decisions, control_of):
                 failed = failed or event.is_step_failure
@@ -210,7 +213,7 @@ class MarinExecutor(dg.Executor):
                 step_dependency_config=self.settings.step_dependency_config,
             ) as active,
         ):
-            threads = StepThreads()
+            threads = StepThreads(self.settings.log_level)
             try:
                 yield from self._run(job_context, active, decisions, threads, control_of)
             finally:
@@ -292,6 +295,7 @@ class MarinExecutor(dg.Executor):
         decisions: Decisions,
         runners: Mapping[str, Runner],
         history: History,
+        log_levels: Mapping[str, int],
         key: str,
         *,
         again: bool,
@@ -307,6 +311,7 @@ class MarinExecutor(dg.Executor):
             history=history,
             from_script=self.from_script,
             drifts=self.drifts,
+            log_levels=log_levels,
         )
 
 

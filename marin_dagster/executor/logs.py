@@ -1,25 +1,18 @@
 """Each step's ``stdout``, ``stderr`` and ``logging`` lines in its own compute log, while it runs.
 
-Dagster's own capture redirects the descriptors of the process, which threads share. Here the
-process's ``sys.stdout`` and ``sys.stderr`` become routers for as long as any step runs: what is
-written in a step's context goes to that step's log as well as to where it always went. Threads
-that a step starts inherit its context. Output that does not pass through Python (C libraries, child
-processes) goes to the process's descriptors only.
+How what is written finds its log is in ``log_capture``; where the log goes, in ``log_streams``.
 """
 
-import contextvars
-import io
 import logging
-import sys
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import IO, Any
 
-import dagster as dg
-
 from marin_dagster._compat import CapturedLogContext, DagsterEvent, StepExecutionContext
+from marin_dagster.executor.log_capture import capturing, current_step, writing_to
 from marin_dagster.executor.log_streams import log_streams
 
 
@@ -30,8 +23,13 @@ class _StepLog:
     """
 
     def __init__(
-        self, context: StepExecutionContext, announce: Callable[[DagsterEvent], None]
+        self,
+        context: StepExecutionContext,
+        announce: Callable[[DagsterEvent], None],
+        level: int,
     ) -> None:
+        self.level = level
+        """The lowest level of lines from loggers whose level nobody has set."""
         self._context = context
         self._announce = announce
         self._mutex = threading.RLock()
@@ -59,6 +57,12 @@ class _StepLog:
             except Exception:
                 self._closed = True
 
+    def ensure(self, text: str) -> None:
+        """Write to ``stderr`` if the step has written nothing, so that it has a log at all."""
+        with self._mutex:
+            if not self._streams:
+                self.write("stderr", text)
+
     def close(self) -> None:
         """Close what was opened, which for some log managers uploads it."""
         with self._mutex:
@@ -70,203 +74,77 @@ class _StepLog:
 
     def _open(self) -> dict[str, IO[Any] | None]:
         if not self._streams:
-            context = self._context
-            step_key, attempt = context.step.key, context.previous_attempt_count + 1
-            manager = context.instance.compute_log_manager
-            # A log of its own for each attempt: in cloud storage, the next would replace it.
-            name = step_key if attempt == 1 else f"{step_key}-{attempt}"
-            key = manager.build_log_key_for_run(context.run_id, name)
-            # Making the event logs it, which is no output of the step; nor is what a manager logs.
-            with _writing_to(None):
-                self._streams = self._opened.enter_context(log_streams(manager, key))
-                self._announce(
-                    DagsterEvent.capture_logs(context, [step_key], key, CapturedLogContext(key))
-                )
+            # Neither what a log manager logs nor the event is output of the step.
+            with writing_to(None):
+                self._streams = self._opened_streams()
         return self._streams
 
+    def _opened_streams(self) -> dict[str, IO[Any] | None]:
+        context = self._context
+        step_key, attempt = context.step.key, context.previous_attempt_count + 1
+        manager = context.instance.compute_log_manager
+        # A log of its own for each attempt: in cloud storage, the next would replace it.
+        name = step_key if attempt == 1 else f"{step_key}-{attempt}"
+        key = manager.build_log_key_for_run(context.run_id, name)
+        streams = self._opened.enter_context(log_streams(manager, key))
+        self._announce(DagsterEvent.capture_logs(context, [step_key], key, CapturedLogContext(key)))
+        return streams
 
-_step_log: contextvars.ContextVar[_StepLog | None] = contextvars.ContextVar(
-    "marin_dagster_step_log", default=None
-)
 
+@dataclass(frozen=True)
+class StepLog:
+    """A step's compute log, for whoever runs the step."""
 
-@contextmanager
-def _writing_to(log: _StepLog | None) -> Iterator[None]:
-    token = _step_log.set(log)
-    try:
-        yield
-    finally:
-        _step_log.reset(token)
+    captured: Callable[[], AbstractContextManager[None]]
+    """Makes a context in which what is written belongs to the log. It is for the user's code:
+    what Dagster's own console reports about the step is no output of the step."""
+    ensure: Callable[[str], None]
+    """Writes a text to ``stderr`` if the step has written nothing, so that it has a log at all."""
 
 
 @contextmanager
 def step_log(
-    context: StepExecutionContext, announce: Callable[[DagsterEvent], None]
-) -> Iterator[Callable[[], AbstractContextManager[None]]]:
-    """A compute log for a step.
+    context: StepExecutionContext, announce: Callable[[DagsterEvent], None], level: int
+) -> Iterator[StepLog]:
+    """A compute log for a step, which this thread is about to run.
 
     Args:
         context: the step.
-        announce: receives the event that tells Dagster where the log is, once there is one.
-
-    Yields:
-        Makes a context in which what is written belongs to the log. It is for the user's code:
-        what Dagster's own console says about the step is no output of the step.
+        announce: receives the event that points Dagster to the log, once there is one.
+        level: the lowest level of Python's logging in the log, where nobody has set a logger's own.
     """
-    log = _StepLog(context, announce)
-    _installation.enter()
+    log = _StepLog(context, announce, level)
+    for handler in context.log.handlers:
+        _keep_to_step(handler, log)
     try:
-        yield partial(_writing_to, log)
+        with capturing(log):
+            yield StepLog(partial(writing_to, log), log.ensure)
     finally:
-        _installation.leave()
         log.close()
 
 
-class _Router(io.TextIOBase):
-    """Stands in for ``sys.stdout`` or ``sys.stderr``: writes there, and to the step's log."""
+def job_log_levels(managed_loggers: Iterable[str], level: int) -> dict[str, int]:
+    """The levels at which a step's job is to log, as the step would in this process.
 
-    def __init__(self, name: str, original: Any) -> None:
-        self.name = name
-        self.original = original
-
-    def write(self, text: str) -> int:
-        """Write everywhere it belongs; a broken log or terminal never breaks the step."""
-        log = _step_log.get()
-        if log is not None:
-            log.write(self.name, text)
-        if self.original is not None:
-            # Behind the original there may be a router of an earlier run, which a step has kept.
-            with _writing_to(None), suppress(ValueError, OSError):
-                self.original.write(text)
-        return len(text)
-
-    def flush(self) -> None:
-        if self.original is not None:
-            with suppress(ValueError, OSError):
-                self.original.flush()
-
-    def close(self) -> None:
-        """Nothing: a step that closes its stdout must not close everybody's."""
-
-    def fileno(self) -> int:
-        if self.original is None:
-            raise io.UnsupportedOperation("fileno")
-        return int(self.original.fileno())
-
-    def isatty(self) -> bool:
-        return False
-
-    def writable(self) -> bool:
-        return True
-
-    @property
-    def encoding(self) -> str:  # type: ignore[override]
-        return getattr(self.original, "encoding", None) or "utf-8"
-
-    @property
-    def errors(self) -> str | None:  # type: ignore[override]
-        return getattr(self.original, "errors", None)
-
-    def __getattr__(self, name: str) -> Any:
-        # What a TextIOWrapper has beyond a text stream, such as reconfigure() and buffer.
-        return getattr(self.original, name)
-
-
-_FORMATTER = logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
-
-
-def _mirror_logging(call_handlers: Callable[..., None]) -> Callable[..., None]:
-    """``Logger.callHandlers`` that also writes to the log of the step in whose context it is.
-
-    A handler on the root logger would be simpler, and would change what logging does without one:
-    basicConfig() would do nothing, and warnings would not reach the terminal.
+    Args:
+        managed_loggers: names of the loggers that Dagster manages, from the instance's settings.
+        level: the lowest level of lines from loggers whose level nobody has set.
     """
-
-    def call_handlers_and_mirror(logger: logging.Logger, record: logging.LogRecord) -> None:
-        if isinstance(logger, dg.DagsterLogManager):
-            # Dagster's events, which its console handler writes to whatever sys.stderr is.
-            with _writing_to(None):
-                call_handlers(logger, record)
-            return
-        call_handlers(logger, record)
-        log = _step_log.get()
-        if log is not None and not _reaches_router(logger, record):
-            with suppress(Exception):  # a record that cannot be formatted; its handlers said so
-                log.write("stderr", _FORMATTER.format(record) + "\n")
-
-    return call_handlers_and_mirror
+    managed = {name: logging.getLogger(name).level for name in managed_loggers if name != "root"}
+    set_levels = {name: own for name, own in managed.items() if own != logging.NOTSET}
+    return {"": min(level, logging.getLogger().level), **set_levels}
 
 
-def _reaches_router(logger: logging.Logger | None, record: logging.LogRecord) -> bool:
-    """Whether a handler has written the record through a router, and so into the step's log.
+def _keep_to_step(handler: logging.Handler, log: _StepLog) -> None:
+    """Let one step's handler, which Dagster puts on loggers of the process, take only its own
+    records; what it writes to a console is no output of the step."""
+    handle = handler.handle
 
-    Handlers that were made before the routers hold the original ``sys.stderr``.
-    """
-    handlers: list[logging.Handler] = []
-    while logger is not None:
-        handlers += logger.handlers
-        logger = logger.parent if logger.propagate else None
-    if not handlers and logging.lastResort is not None:
-        handlers = [logging.lastResort]
-    return any(
-        record.levelno >= handler.level and isinstance(getattr(handler, "stream", None), _Router)
-        for handler in handlers
-    )
+    def handle_own(record: logging.LogRecord) -> Any:
+        step = current_step()
+        if step is not None and step is not log:
+            return False
+        with writing_to(None):
+            return handle(record)
 
-
-class _Installation:
-    """The routers and the hooks of logging and threads, in place while any step runs."""
-
-    def __init__(self) -> None:
-        self._mutex = threading.Lock()
-        self._users = 0
-        self._undo: list[Callable[[], None]] = []
-
-    def enter(self) -> None:
-        with self._mutex:
-            self._users += 1
-            if self._users == 1:
-                self._install()
-
-    def leave(self) -> None:
-        with self._mutex:
-            self._users -= 1
-            if self._users == 0:
-                while self._undo:
-                    self._undo.pop()()
-
-    def _install(self) -> None:
-        for name in ("stdout", "stderr"):
-            self._swap(sys, name, _Router(name, getattr(sys, name)))
-        mirror = _mirror_logging(logging.Logger.callHandlers)
-        self._swap(logging.Logger, "callHandlers", mirror)
-        self._swap(threading.Thread, "start", _start_in_context(threading.Thread.start))
-
-    def _swap(self, owner: Any, name: str, value: Any) -> None:
-        old = getattr(owner, name)
-        setattr(owner, name, value)
-
-        def restore() -> None:
-            # Somebody else may have put their own in its place meanwhile; leave that alone.
-            if getattr(owner, name) is value:
-                setattr(owner, name, old)
-
-        self._undo.append(restore)
-
-
-_installation = _Installation()
-
-
-def _start_in_context(start: Callable[[threading.Thread], None]) -> Callable[..., None]:
-    def start_in_context(thread: threading.Thread) -> None:
-        if (log := _step_log.get()) is not None:
-            run = thread.run
-
-            def run_with_log() -> None:
-                _step_log.set(log)
-                run()
-
-            thread.run = run_with_log  # type: ignore[method-assign]
-        start(thread)
-
-    return start_in_context
+    handler.handle = handle_own  # type: ignore[method-assign]

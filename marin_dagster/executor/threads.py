@@ -35,6 +35,8 @@ class StepMessage:
 class StepThreads:
     """Runs steps in one thread each."""
 
+    log_level: int
+    """The lowest level of Python's logging in steps' logs, where nobody has set a logger's own."""
     _messages: "queue.SimpleQueue[StepMessage]" = field(default_factory=queue.SimpleQueue)
     _running: dict[str, StepControl] = field(default_factory=dict)
 
@@ -82,16 +84,19 @@ class StepThreads:
         step_control.set(control)
         events: list[DagsterEvent] = []
         try:
-            with step_log(context, self._sender(key)) as captured:
+            with step_log(context, self._sender(key), self.log_level) as log:
                 # A step of ours says itself where its function begins and ends; of an ordinary one
                 # everything counts.
                 ours = control.event_loop is None
-                control.captured = captured
-                with nullcontext() if ours else captured():
+                control.captured = log.captured
+                with nullcontext() if ours else log.captured():
                     for event in dagster_event_sequence_for_step(context):
+                        if event.is_step_failure or event.is_step_up_for_retry:
+                            # Whoever looks for its log is to find one, and the reason in it.
+                            log.ensure(_error_of(event))
                         events.append(event)
                         self._messages.put(StepMessage(key, event))
-                with captured():
+                with log.captured():
                     for event in trigger_hook(context, events):
                         self._messages.put(StepMessage(key, event, from_hook=True))
         except dg.DagsterExecutionInterruptedError:
@@ -106,3 +111,8 @@ class StepThreads:
             if control.event_loop is not None:
                 control.event_loop.close()
             self._messages.put(StepMessage(key))
+
+
+def _error_of(event: DagsterEvent) -> str:
+    error = getattr(event.event_specific_data, "error", None)
+    return f"{error.to_string() if error else event.message}\n"

@@ -74,6 +74,8 @@ class Controls:
     """Takes what people should know."""
     describers: Mapping[str, str] = field(default_factory=dict)
     """See :attr:`StepCall.describers`; what they return is in ``RemoteFunctionError.details``."""
+    log_levels: Mapping[str, int] = field(default_factory=dict)
+    """The lowest level of Python's loggers in the job, by name; ``""`` is the root logger."""
 
 
 def take_over(
@@ -142,7 +144,7 @@ def submit(runner: Runner, attempt: Attempt, request: Request, controls: Control
         StoreError: the store refused.
     """
     name = job_name(attempt.step, request, attempt.id)
-    call = StepCall.of(attempt, name, controls.describers)
+    call = StepCall.of(attempt, name, controls.describers, controls.log_levels)
     note = JobNote(runner.name, name, attempt.worker_id, runner.engine)
     forget_fault(attempt.folder)
     if not attempt.stands:

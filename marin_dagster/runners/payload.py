@@ -33,6 +33,7 @@ from marin_dagster.cache.record import (
 )
 from marin_dagster.cache.status import Status, read_status, write_status
 from marin_dagster.errors import RunnerError, StepWithoutFunctionError
+from marin_dagster.runners.job_logging import logging_at
 from marin_dagster.steps.protocol import address
 from marin_dagster.steps.remote import step_function
 
@@ -62,12 +63,18 @@ class StepCall:
     when a function has raised such an exception."""
     rebuilds: bool = False
     """There is a finished output, which the function is about to overwrite."""
+    log_levels: Mapping[str, int] = field(default_factory=dict)
+    """The lowest level of Python's loggers in the job, by name; ``""`` is the root logger."""
 
     @classmethod
     def of(
-        cls, attempt: Attempt, job: str, describers: Mapping[str, str] | None = None
+        cls,
+        attempt: Attempt,
+        job: str,
+        describers: Mapping[str, str] | None = None,
+        log_levels: Mapping[str, int] | None = None,
     ) -> "StepCall":
-        """The call for an open attempt.
+        """The call for an open attempt; the mappings are those of the call.
 
         Raises:
             StepWithoutFunctionError: the step has no function.
@@ -78,7 +85,14 @@ class StepCall:
             raise StepWithoutFunctionError(f"step {address(step)} has no function")
         record = None if step.writes_record else step_record(step, None, attempt.provenance)
         place = address(step), step.output_path, job
-        return cls(function, *place, record, describers or {}, rebuilds=attempt.stands)
+        return cls(
+            function,
+            *place,
+            record,
+            describers or {},
+            rebuilds=attempt.stands,
+            log_levels=dict(log_levels or {}),
+        )
 
 
 @dataclass(frozen=True)
@@ -157,7 +171,8 @@ def run_packed(packed: bytes) -> None:
 def _run(folder: Folder, call: StepCall) -> None:
     if call.rebuilds:
         withdraw(folder)
-    result = call.function(call.output_path)
+    with logging_at(call.log_levels):
+        result = call.function(call.output_path)
     if call.record is not None and _rank() == 0:
         payload = result_payload(call, result)
         write_record(folder, call.record.model_copy(update={"result": payload}))

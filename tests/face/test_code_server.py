@@ -28,6 +28,7 @@ FIELDS = {
     "force",
     "retry_failed",
     "dry_run",
+    "log_level",
     "runners",
     "routes",
     "default",

@@ -3,6 +3,7 @@ these tests by subclassing ``Conformance``."""
 
 import dataclasses
 import json
+import logging
 import os
 import signal
 import subprocess
@@ -158,6 +159,30 @@ class Conformance:
         assert status_of(step) == "RUNNING"
         go(step)
         running.end()
+
+    @pytest.mark.parametrize(
+        ("levels", "expected"),
+        [
+            ({"": logging.INFO}, {"info of root", "info of chatty", "info of quiet"}),
+            (
+                {"": logging.WARNING, "chatty": logging.DEBUG, "quiet": logging.ERROR},
+                {"debug of chatty", "info of chatty"},
+            ),
+        ],
+        ids=["root", "single loggers"],
+    )
+    def test_the_job_logs_at_the_levels_of_the_run_and_each_line_once(
+        self, engine: Engine, runner: Runner, levels: dict[str, int], expected: set[str]
+    ) -> None:
+        step = engine.step("log", step_functions.log)
+
+        done = Drive(step, runner, log_levels=levels).start().end()
+
+        lines = (done.text("stdout") + done.text("stderr")).splitlines()
+        logged = [line.rpartition(": ")[2] for line in lines if " of " in line]
+        quiet = {"warning of quiet"} if "quiet" in levels else set()
+        warnings = {f"warning of {name}" for name in ("root", "chatty", "quiet")} - quiet
+        assert sorted(logged) == sorted(expected | warnings)
 
     def test_cancel_stops_a_running_job_and_its_children(
         self, engine: Engine, runner: Runner

@@ -74,6 +74,7 @@ class Drive:
     said: list[str] = field(default_factory=list)
     written: list[tuple[str, str]] = field(default_factory=list)
     attempt: Attempt | None = None
+    log_levels: Mapping[str, int] = field(default_factory=dict)
     _stop: threading.Event = field(default_factory=threading.Event)
     _wakers: list[Callable[[], None]] = field(default_factory=list)
     _thread: threading.Thread | None = None
@@ -132,6 +133,7 @@ class Drive:
             write=lambda stream, text: self.written.append((stream, text)),
             say=self.said.append,
             describers=DESCRIBERS,
+            log_levels=self.log_levels,
         )
         note = read_job_note(attempt.folder)
         if note is not None:

@@ -1,6 +1,7 @@
 """Functions of steps for every engine. They talk to the test through files beside the output."""
 
 import ctypes
+import logging
 import os
 import subprocess
 import sys
@@ -18,6 +19,14 @@ def write(output_path: str) -> dict[str, Any]:
     print("on stdout")
     print("on stderr", file=sys.stderr)
     return {"pid": os.getpid(), "word": os.environ.get("STEP_WORD")}
+
+
+def log(output_path: str) -> None:
+    """Logs at two levels with each of three loggers."""
+    for name in ("", "chatty", "quiet"):
+        logging.getLogger(name).debug("debug of %s", name or "root")
+        logging.getLogger(name).info("info of %s", name or "root")
+        logging.getLogger(name).warning("warning of %s", name or "root")
 
 
 def raise_error(output_path: str) -> None:
