@@ -7,21 +7,15 @@ module is all that a worker needs; it imports neither Dagster nor an engine.
 """
 
 import importlib
-import io
 import json
 import os
 import pickle
-import sys
-import sysconfig
-import threading
 import traceback
 import types
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from functools import cache, lru_cache
-from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from marin_dagster.cache import Attempt, Folder
 from marin_dagster.cache.record import (
@@ -33,6 +27,7 @@ from marin_dagster.cache.record import (
 )
 from marin_dagster.cache.status import Status, read_status, write_status
 from marin_dagster.errors import RunnerError, StepWithoutFunctionError
+from marin_dagster.runners.by_value import pickle_by_value
 from marin_dagster.runners.job_logging import logging_at
 from marin_dagster.steps.protocol import address
 from marin_dagster.steps.remote import step_function
@@ -116,26 +111,15 @@ def pack(call: StepCall) -> bytes:
     Raises:
         RunnerError: something that the function holds cannot be pickled.
     """
-    import cloudpickle
-
-    class Pickler(cloudpickle.CloudPickler):  # type: ignore[misc]
-        dispatch_table: ClassVar = {
-            **cloudpickle.CloudPickler.dispatch_table,
-            types.CodeType: _reduce_code,
-            _Cached: _reduce_cached,
-        }
-
-    buffer = io.BytesIO()
     try:
-        with _registry, _own_modules_by_value():
-            Pickler(buffer).dump(call)
+        function_and_record = pickle_by_value(call)
     except Exception as error:
         raise RunnerError(
             f"step {call.name_with_hash}: its function cannot be sent to a worker: "
             f"{type(error).__name__}: {error}. Open files, locks and connections inside the "
             "function instead of holding them in it."
         ) from error
-    return pickle.dumps((call.output_path, call.job, buffer.getvalue()))
+    return pickle.dumps((call.output_path, call.job, function_and_record))
 
 
 def run_packed(packed: bytes) -> None:
@@ -290,66 +274,3 @@ def _said_on_stderr() -> Iterator[None]:
     except Exception:
         with suppress(Exception):  # the function may have closed it
             traceback.print_exc()
-
-
-def _reduce_code(code: types.CodeType) -> tuple[Any, ...]:
-    """As cloudpickle does it, but with the file's name, so that tracebacks say where."""
-    import cloudpickle
-
-    constructor, arguments = cloudpickle.CloudPickler.dispatch_table[types.CodeType](code)
-    named = (code.co_filename if part == "<dynamic-code>" else part for part in arguments)
-    return constructor, tuple(named)
-
-
-_Cached = type(lru_cache(lambda: None))
-
-
-def _reduce_cached(wrapper: Any) -> Any:
-    """``functools.lru_cache`` and ``cache`` by value like what they wrap, with an empty cache."""
-    module = sys.modules.get(wrapper.__module__)
-    if _is_source_of_user(getattr(module, "__file__", None)):
-        return _cached, (wrapper.__wrapped__, wrapper.cache_parameters())
-    return wrapper.__reduce__()
-
-
-def _cached(function: Callable[..., Any], parameters: dict[str, Any]) -> Any:
-    return lru_cache(**parameters)(function)
-
-
-_registry = threading.Lock()
-"""cloudpickle's list of modules is one for the process."""
-
-
-@contextmanager
-def _own_modules_by_value() -> Iterator[None]:
-    """Let cloudpickle copy what comes from modules that are not installed as packages."""
-    import cloudpickle
-
-    already = cloudpickle.list_registry_pickle_by_value()
-    registered = []
-    for name, module in list(sys.modules.items()):
-        # A module under a second name is copied under its own.
-        own = isinstance(module, types.ModuleType) and module.__name__ == name
-        if own and name not in already and _is_source_of_user(getattr(module, "__file__", None)):
-            cloudpickle.register_pickle_by_value(module)
-            registered.append(module)
-    try:
-        yield
-    finally:
-        for module in registered:
-            cloudpickle.unregister_pickle_by_value(module)
-
-
-_INSTALLED = tuple(
-    str(Path(sysconfig.get_path(name)).resolve()) + os.sep
-    for name in ("stdlib", "platstdlib", "purelib", "platlib")
-)
-_PACKAGE = str(Path(__file__).resolve().parents[1]) + os.sep
-
-
-@cache
-def _is_source_of_user(file: str | None) -> bool:
-    if not file or not file.endswith(".py"):
-        return False
-    path = os.path.realpath(file)
-    return not path.startswith((*_INSTALLED, _PACKAGE)) and "site-packages" not in path
