@@ -13,16 +13,15 @@ Slurm itself starts no job a second time (``--no-requeue``): a preempted job, or
 failed, is reported as lost.
 """
 
-import codecs
+import logging
 import os
 import re
 import shlex
 import shutil
-import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,10 +30,11 @@ import submitit
 from submitit.core.utils import FailedJobError, FailedSubmissionError
 
 from marin_dagster.errors import EngineError
-from marin_dagster.runners.base import Job, JobState, JobStatus, Request
-from marin_dagster.runners.payload import StepCall, pack, run_packed
+from marin_dagster.runners.base import Job, JobState, JobStatus, Request, describe_exit
+from marin_dagster.runners.payload import StepCall, pack
 from marin_dagster.runners.polling import Poller
 from marin_dagster.runners.settings import SlurmSettings
+from marin_dagster.runners.slurm_files import Tail, exit_code, run_step
 from marin_dagster.runners.slurm_tools import (
     JOB_STATES,
     ask_slurm,
@@ -47,12 +47,14 @@ from marin_dagster.runners.slurm_tools import (
 )
 from marin_dagster.steps import StepLike
 
+logger = logging.getLogger(__name__)
+
 _SUBMIT_S = 30
 _LOG_PAUSE_S = 0.2
-_PIECE_BYTES = 1 << 20
 _TAIL_BYTES = 4096
-_ENDED = "ended"
-"""File that a job leaves when it is about to end."""
+_STANDS_S = 30.0
+"""How long a job's function must have ended before Slurm's word that the job has not counts less.
+Usual epilogs are over by then."""
 
 _ELSEWHERE = ("zone", "target_cluster", "container_profile", "image")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -65,21 +67,31 @@ class SlurmJob(Job):
     runner: "SlurmRunner" = field(kw_only=True)
     folder: Path = field(kw_only=True)
     """Its script, call and logs."""
+    ended_at: float | None = field(default=None, kw_only=True)
+    """When its function was first seen to have ended while Slurm said otherwise, in seconds of
+    ``time.monotonic()``."""
+
+    def outcome(self) -> JobStatus | None:
+        """How its function has ended, by the files that its ranks leave; None while one runs."""
+        code = exit_code(self.folder)
+        if not code:
+            return None if code is None else JobStatus(JobState.SUCCEEDED)
+        return JobStatus(JobState.FAILED, describe_exit(code))
 
     def logs(self) -> Iterator[tuple[str, str]]:
         """Its log files, those of all ranks, as they grow."""
-        tails: dict[Path, _Tail] = {}
+        tails: dict[Path, Tail] = {}
         hurried = False
         if not os.access(self.folder, os.R_OK | os.X_OK):
             yield "stderr", f"[{self.folder} with the log of job {self.id} cannot be read here]\n"
         while not self.runner.closed.is_set():
             final = self.status.state.final
-            if not hurried and (self.folder / _ENDED).exists():
+            if not hurried and self.outcome() is not None:
                 # Sooner than the next question would find out.
                 hurried = True
                 self.runner.poller.hurry()
             for path in sorted(self.folder.glob(f"{self.id}_*_log.*")):
-                tails.setdefault(path, _Tail(path))
+                tails.setdefault(path, Tail(path))
             # Lines of several ranks must not mix.
             whole_lines = len(tails) > 2
             pieces = [(tail.stream, tail.read(whole_lines, final)) for tail in tails.values()]
@@ -164,7 +176,7 @@ class SlurmRunner:
                 # The step takes the shell's place. Else the shell dies of a cancellation first, and
                 # a step that ignores SIGTERM is out of Slurm's sight where there are no cgroups.
                 executor.python = f"exec {executor.python}"
-            submitted = executor.submit(_run_step, packed)
+            submitted = executor.submit(run_step, packed)
         except Exception as error:
             # A job that was accepted after all finds no pickle there, and runs nothing.
             shutil.rmtree(folder, ignore_errors=True)
@@ -201,11 +213,15 @@ class SlurmRunner:
         alive = dict(line.split() for line in listed.splitlines())
         answers = {}
         for job in jobs:
-            state = JOB_STATES.get(alive[job.id], JobState.RUNNING) if job.id in alive else None
+            name = alive.get(job.id, "")
+            state = JOB_STATES.get(name, JobState.RUNNING) if name else None
             if state is not None and not state.final:
                 answers[job.name] = JobStatus(state)
             elif (line := show_job(job.id)) is not None:
+                name = job_field(line, "JobState")
                 answers[job.name] = _status(job, line)
+            if (ended := _ended_all_the_same(job, name)) is not None:
+                answers[job.name] = ended
         return answers
 
     def _parameters(self, name: str, request: Request) -> dict[str, Any]:
@@ -267,53 +283,32 @@ class _Executor(submitit.SlurmExecutor):
         return ["env", *unset, "timeout", str(_SUBMIT_S), "sbatch", str(submission_file_path)]
 
 
-@dataclass(eq=False)
-class _Tail:
-    """A log file that grows."""
-
-    path: Path
-    offset: int = 0
-    rest: str = ""
-    """The beginning of a line that is not complete."""
-    grew: bool = False
-    """Whether the last look has found something."""
-
-    def __post_init__(self) -> None:
-        self.stream = "stderr" if self.path.suffix == ".err" else "stdout"
-        self.decoder = codecs.getincrementaldecoder("utf-8")("replace")
-
-    def read(self, whole_lines: bool, final: bool) -> str:
-        """What is new, some of it; an incomplete line only when there is no more to come."""
-        # Opened anew each time: that is when a network file system looks for news.
-        with self.path.open("rb") as file:
-            file.seek(self.offset)
-            data = file.read(_PIECE_BYTES)
-        self.grew = bool(data)
-        self.offset += len(data)
-        last = final and not data
-        text = self.rest + self.decoder.decode(data, last)
-        end = text.rfind("\n") + 1 if whole_lines and not last else len(text)
-        self.rest = text[end:]
-        return text[:end]
-
-
-def _run_step(packed: bytes) -> None:
-    """What the node runs, inside submitit."""
-    # Submitit ignores SIGTERM, and starts the job again at other signals.
-    for number in (signal.SIGTERM, signal.SIGCONT, signal.SIGUSR2):
-        signal.signal(number, signal.SIG_DFL)
-    try:
-        run_packed(packed)
-    finally:
-        with suppress(OSError):
-            Path(os.environ["SUBMITIT_FOLDER"], _ENDED).touch()
-
-
 def _import_path() -> str:
     """Where this process finds modules beside its installation, which the node's Python has too."""
     own = tuple(os.path.join(prefix, "lib") for prefix in (sys.prefix, sys.base_prefix))
     paths = [os.path.abspath(path) for path in sys.path]
     return os.pathsep.join(dict.fromkeys(path for path in paths if not path.startswith(own)))
+
+
+def _ended_all_the_same(job: SlurmJob, state: str) -> JobStatus | None:
+    """How a job has ended that Slurm has called waiting or about to end for long since then, as it
+    does when a node no longer answers. A job that waits is cancelled, so that it never starts again
+    over the finished output."""
+    waits = JOB_STATES.get(state) is JobState.PENDING
+    outcome = job.outcome() if waits or state == "COMPLETING" else None
+    if outcome is None:
+        job.ended_at = None
+        return None
+    job.ended_at = job.ended_at or time.monotonic()
+    if time.monotonic() - job.ended_at < _STANDS_S:
+        return None
+    if waits:
+        try:
+            ask_slurm("scancel", job.id)
+        except EngineError as error:
+            logger.warning("job %s has ended and cannot be cancelled: %s", job.id, error)
+            return None
+    return outcome
 
 
 def _status(job: SlurmJob, line: str) -> JobStatus:

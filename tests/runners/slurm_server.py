@@ -61,6 +61,7 @@ PreemptType=preempt/partition_prio
 PreemptMode=CANCEL
 ReturnToService=2
 KillWait=5
+Epilog={folder}/epilog
 DefMemPerCPU=500
 NodeName={host} NodeAddr=127.0.0.1 CPUs=2 RealMemory=8000 State=UNKNOWN
 PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP PriorityTier=1
@@ -80,6 +81,11 @@ class SlurmServer:
     """Their state and logs; not for jobs."""
     conf: Path
     daemons: dict[str, "subprocess.Popen[bytes]"] = field(default_factory=dict)
+
+    @property
+    def hold(self) -> Path:
+        """While this file exists, a job that has ended stays COMPLETING."""
+        return self.folder / "hold"
 
     def settings(self, folder: Path, **more: Any) -> Mapping[str, Any]:
         """Settings of a Slurm runner whose jobs have their files in ``folder``."""
@@ -179,6 +185,9 @@ def slurm_server(folder: Path) -> Iterator[SlurmServer]:
     server.conf.write_text(
         CONF.format(host=host, folder=folder, ctld_port=_free_port(), slurmd_port=_free_port())
     )
+    epilog = folder / "epilog"
+    epilog.write_text(f"#!/bin/sh\nwhile [ -e {server.hold} ]; do sleep 0.1; done\n")
+    epilog.chmod(0o700)
     key = folder / "munge.key"
     key.write_bytes(secrets.token_bytes(128))
     key.chmod(0o600)

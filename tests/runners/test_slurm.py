@@ -25,9 +25,9 @@ from slurm_server import (
 from step_functions import beside, is_dead, wait_for, wait_until
 
 from marin_dagster import ResourceConfig, remote
-from marin_dagster.cache import Folder
+from marin_dagster.cache import Folder, read_record
 from marin_dagster.errors import EngineError
-from marin_dagster.runners import JobState, JobStatus
+from marin_dagster.runners import JobState, JobStatus, slurm
 from marin_dagster.runners.payload import read_fault
 from marin_dagster.runners.slurm import SlurmJob, SlurmRunner
 from marin_dagster.runners.slurm_tools import job_field, show_job
@@ -187,6 +187,52 @@ def test_variables_of_slurms_tools_in_the_run_worker_change_nothing(
     ]
     job.cancel()
     assert end(job).state is JobState.CANCELLED
+
+
+@pytest.mark.parametrize(
+    ("fn", "status"),
+    [
+        (step_functions.write, JobStatus(JobState.SUCCEEDED)),
+        (step_functions.raise_error, JobStatus(JobState.FAILED, "exit code 1")),
+    ],
+    ids=["well", "badly"],
+)
+def test_a_job_that_stays_completing_has_ended(
+    server: SlurmServer,
+    runner: SlurmRunner,
+    monkeypatch: pytest.MonkeyPatch,
+    fn: Callable[[str], Any],
+    status: JobStatus,
+) -> None:
+    monkeypatch.setattr(slurm, "_STANDS_S", 0.5)
+    step = step_of(fn)
+    server.hold.touch()
+    try:
+        job = submit(runner, step)
+
+        assert end(job) == status
+        assert "COMPLETING" in server.ask("squeue", "--noheader", "--format=%T")
+    finally:
+        server.hold.unlink()
+    assert (read_record(Folder.at(step.output_path)) is not None) == (fn is step_functions.write)
+
+
+def test_a_job_that_waits_to_start_again_after_its_end_has_ended(
+    server: SlurmServer, make: Callable[..., SlurmRunner], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slurm, "_STANDS_S", 0.5)
+    step = step_of(step_functions.write)
+    first = submit(make(parameters={"requeue": True}), step)
+    end(first)
+    server.ask("scontrol", "requeuehold", first.id)
+    server.wait("the job in the queue", lambda: "PENDING" in server.ask("squeue", "-ho", "%T"))
+
+    job = make().attach("step-1")
+
+    assert job is not None
+    assert job.status.state is JobState.PENDING
+    assert end(job) == JobStatus(JobState.SUCCEEDED)
+    assert "JobState=CANCELLED" in (show_job(job.id) or "")
 
 
 def test_a_job_of_another_user_is_found_and_watched(

@@ -153,6 +153,42 @@ def test_parameters_that_the_runner_cannot_work_with_are_refused(
         Routing(config)
 
 
+@pytest.mark.parametrize(
+    ("files", "outcome"),
+    [
+        ([], None),
+        (["ended-0-1-0"], JobStatus(JobState.SUCCEEDED)),
+        (["ended-0-2-0"], None),
+        (["ended-0-2-0", "ended-1-2-0"], JobStatus(JobState.SUCCEEDED)),
+        (["ended-0-2-0", "ended-1-2-1"], JobStatus(JobState.FAILED, "exit code 1")),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("state", ["PENDING", "COMPLETING", "RUNNING"])
+def test_a_job_has_ended_when_each_of_its_ranks_has(
+    files: list[str],
+    outcome: JobStatus | None,
+    state: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def answer(tool: str, *arguments: str) -> str:
+        return f"7 {state}\n" if tool == "squeue" else ""
+
+    for name in files:
+        tmp_path.joinpath(name).touch()
+    monkeypatch.setattr(slurm, "ask_slurm", answer)
+    runner = SlurmRunner("cluster", SlurmSettings(folder=str(tmp_path)))
+    job = SlurmJob("step-1", id="7", runner=runner, folder=tmp_path)
+    said = JobStatus(JobState.PENDING if state == "PENDING" else JobState.RUNNING)
+
+    assert runner.poller.ask([job]) == {"step-1": said}
+    monkeypatch.setattr(slurm, "_STANDS_S", 0.0)
+    # In a job that runs, more than the function may be left to do.
+    expected = said if outcome is None or state == "RUNNING" else outcome
+    assert runner.poller.ask([job]) == {"step-1": expected}
+
+
 def refusal(request: Request, path: str = "s3://bucket/step", **settings: Any) -> str | None:
     step = StepSpec("step", fn=write, override_output_path=path)
     return SlurmRunner("cluster", SlurmSettings(folder="/jobs", **settings)).refuses(step, request)
