@@ -1,7 +1,8 @@
 """Steps in processes of this machine, each forked from a small warm one (see ``zygote``).
 
 A step's process sees the run worker's environment and packages, but nothing of its memory. It dies
-with the run worker, so an attempt that was cut off is never found again.
+with the run worker, so an attempt that was cut off is never found again. One that asks for GPUs
+starts when so many are free, in the order of submission.
 """
 
 import codecs
@@ -14,11 +15,10 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass, field, replace
 
 from marin_dagster.errors import EngineError
 from marin_dagster.runners.base import (
@@ -29,6 +29,7 @@ from marin_dagster.runners.base import (
     Request,
     describe_exit,
 )
+from marin_dagster.runners.gpus import VISIBLE, free_gpus, gpus_wanted, take_gpus, visible_gpus
 from marin_dagster.runners.payload import RANK_VARIABLES, StepCall, pack
 from marin_dagster.runners.settings import ProcessSettings
 from marin_dagster.runners.zygote import KILL, MESSAGE, NUMBER, START, Order
@@ -36,6 +37,7 @@ from marin_dagster.steps import StepLike
 from marin_dagster.steps.resources import parse_size
 
 _LEAST_BYTES = 32 << 20
+_GPU_PAUSE_S = 0.2
 _LAST_WORDS_S = 0.5
 """How long the log is read after the step has ended; a process that it has left behind outside its
 group may hold the pipe open for ever."""
@@ -46,26 +48,35 @@ class ProcessJob(Job):
     """One step's process."""
 
     runner: "ProcessRunner" = field(kw_only=True)
-    pid: int = field(kw_only=True)
-    outputs: tuple[int, int] = field(kw_only=True)
+    order: Order = field(kw_only=True)
+    gpus: int = field(default=0, kw_only=True)
+    """How many GPUs it needs."""
+    pid: int | None = field(default=None, init=False)
+    """None until it starts."""
+    cancelled: bool = field(default=False, init=False)
+    _outputs: tuple[int, int] | None = field(default=None, init=False)
     """Where its stdout and stderr can be read."""
-    gpus: Sequence[int] = field(kw_only=True)
-    """GPUs that it was given."""
-    _cancelled: bool = False
+    _begun: threading.Event = field(default_factory=threading.Event, init=False)
+    """It has started, or will not."""
 
     def logs(self) -> Iterator[tuple[str, str]]:
         """What the process and its children write."""
+        if self.gpus and not self._begun.is_set():
+            yield "stderr", f"[waiting for {self.gpus} of {self.runner.gpus_text()}]\n"
+        self._begun.wait()
+        if self._outputs is None:
+            return
         try:
-            yield from self._read()
+            yield from self._read(self._outputs)
         finally:
-            for descriptor in self.outputs:
+            for descriptor in self._outputs:
                 os.close(descriptor)
 
-    def _read(self) -> Iterator[tuple[str, str]]:
-        decoders = [codecs.getincrementaldecoder("utf-8")("replace") for _ in self.outputs]
+    def _read(self, outputs: tuple[int, int]) -> Iterator[tuple[str, str]]:
+        decoders = [codecs.getincrementaldecoder("utf-8")("replace") for _ in outputs]
         deadline: float | None = None
         with selectors.DefaultSelector() as selector:
-            for index, descriptor in enumerate(self.outputs):
+            for index, descriptor in enumerate(outputs):
                 selector.register(descriptor, selectors.EVENT_READ, index)
             while selector.get_map():
                 if deadline is None and self.status.state.final:
@@ -82,8 +93,19 @@ class ProcessJob(Job):
 
     def cancel(self) -> None:
         """Stop the process and everything in its group: SIGTERM, and SIGKILL a second later."""
-        self._cancelled = True
+        self.cancelled = True
         self.runner.stop(self)
+
+    def begin(self, pid: int, outputs: tuple[int, int]) -> None:
+        """Its process runs."""
+        self.pid, self.id, self._outputs = pid, f"{self.name} (pid {pid})", outputs
+        self.report(JobStatus(JobState.RUNNING))
+        self._begun.set()
+
+    def end_unbegun(self, state: JobState, reason: str = "") -> None:
+        """It never starts."""
+        self.report(JobStatus(state, reason))
+        self._begun.set()
 
     def await_end(self, status_pipe: int) -> None:
         """Report how the process ends; runs in a thread of its own."""
@@ -93,7 +115,7 @@ class ProcessJob(Job):
             self.report(JobStatus(JobState.LOST, "the process that starts steps has died"))
         elif code == 0:
             self.report(JobStatus(JobState.SUCCEEDED))
-        elif self._cancelled:
+        elif self.cancelled:
             self.report(JobStatus(JobState.CANCELLED))
         else:
             self.report(JobStatus(JobState.FAILED, describe_exit(code)))
@@ -108,7 +130,11 @@ class ProcessRunner:
     _mutex: threading.Lock = field(default_factory=threading.Lock)
     _zygote: "subprocess.Popen[bytes] | None" = None
     _control: socket.socket | None = None
-    _gpu_use: list[int] = field(default_factory=list)
+    _waiting: deque[ProcessJob] = field(default_factory=deque)
+    """Jobs that need GPUs, in the order of their submission."""
+    _gpus_changed: threading.Condition = field(default_factory=threading.Condition)
+    _giver: threading.Thread | None = None
+    """Gives GPUs to waiting jobs; lives while there are any."""
 
     @property
     def engine(self) -> str:
@@ -124,12 +150,9 @@ class ProcessRunner:
             return None
         if resources.device.kind == "tpu":
             return f"it has no TPUs (device {resources.device.variant})"
-        gpus = resources.device.count if resources.device.kind == "gpu" else 0
-        if gpus > self._gpus():
-            return (
-                f"it has {self._gpus()} GPUs (device {resources.device.variant} x {gpus}; the "
-                "setting gpus says otherwise)"
-            )
+        gpus = gpus_wanted(resources)
+        if gpus > len(self._devices()):
+            return f"it has {self.gpus_text()} (device {resources.device.variant} x {gpus})"
         if self.settings.limit_memory and parse_size(resources.ram) < _LEAST_BYTES:
             return f"no Python starts in ram={resources.ram!r}, {parse_size(resources.ram)} bytes"
         if resources.replicas > 1:
@@ -146,47 +169,44 @@ class ProcessRunner:
     def submit(self, name: str, call: StepCall, request: Request) -> ProcessJob:
         """Fork a process for the call."""
         packed = pack(call)
-        gpus = self._take_gpus(request.resources)
         environment = {**os.environ, **self.settings.env, **request.env_vars}
         for variable in RANK_VARIABLES:
             # The run worker may be a rank of something; its children are not.
             environment.pop(variable, None)
-        if gpus:
-            environment["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, gpus))
         memory = None
         if self.settings.limit_memory and request.resources is not None:
             memory = parse_size(request.resources.ram)
         order = Order(packed, environment, os.getcwd(), list(sys.path), memory)
+        job = ProcessJob(name, runner=self, order=order, gpus=gpus_wanted(request.resources))
+        if job.gpus:
+            self._enqueue(job)
+            return job
         try:
-            pid, outputs, status_pipe = self._start(order)
+            self._begin(job, {})
         except OSError as error:
-            self._give_gpus_back(gpus)
             raise EngineError(
                 f"step {call.name_with_hash}: no process could be started: {error}"
             ) from error
-        job = ProcessJob(
-            name, id=f"{name} (pid {pid})", runner=self, pid=pid, outputs=outputs, gpus=gpus
-        )
-        job.report(JobStatus(JobState.RUNNING))
-
-        def await_end() -> None:
-            job.await_end(status_pipe)
-            self._give_gpus_back(gpus)
-
-        threading.Thread(target=await_end, name=f"marin-process-{pid}", daemon=True).start()
         return job
 
     def attach(self, name: str) -> None:
         """None: a process does not outlive the run worker that started it."""
 
     def stop(self, job: ProcessJob) -> None:
-        """Stop a job's process group."""
+        """Stop a job's process group, or let it wait no more."""
+        with self._gpus_changed:
+            if job in self._waiting:
+                self._waiting.remove(job)
+                job.end_unbegun(JobState.CANCELLED)
+                self._gpus_changed.notify()
         with self._mutex, suppress(OSError):
-            if self._control is not None:
+            if self._control is not None and job.pid is not None:
                 self._control.sendall(MESSAGE.pack(KILL, job.pid))
 
     def close(self) -> None:
         """End the small process and with it every step that still runs."""
+        for job in list(self._waiting):
+            self.stop(job)
         with self._mutex:
             zygote, self._zygote = self._zygote, None
             self._disconnect()
@@ -257,28 +277,66 @@ class ProcessRunner:
                 control.shutdown(socket.SHUT_RDWR)
             control.close()
 
-    def _gpus(self) -> int:
-        if self.settings.gpus is not None:
-            return self.settings.gpus
-        return sum(path.name[6:].isdigit() for path in Path("/dev").glob("nvidia[0-9]*"))
+    def gpus_text(self) -> str:
+        """How many GPUs steps may use, and where to change it."""
+        seen = {**os.environ, **self.settings.env}.get(VISIBLE)
+        where = "the setting gpus" if seen is None else f"{VISIBLE}={seen!r}"
+        return f"{len(self._devices())} GPUs by {where}"
 
-    def _take_gpus(self, resources: Any) -> list[int]:
-        """The GPUs that the fewest running steps use."""
-        if resources is None or resources.device.kind != "gpu":
-            return []
-        with self._mutex:
-            if not self._gpu_use:
-                self._gpu_use = [0] * self._gpus()
-            ranked = sorted(range(len(self._gpu_use)), key=self._gpu_use.__getitem__)
-            taken = sorted(ranked[: resources.device.count])
-            for gpu in taken:
-                self._gpu_use[gpu] += 1
-            return taken
+    def _devices(self) -> list[str]:
+        return visible_gpus({**os.environ, **self.settings.env}, self.settings.gpus)
 
-    def _give_gpus_back(self, gpus: Sequence[int]) -> None:
-        with self._mutex:
-            for gpu in gpus:
-                self._gpu_use[gpu] -= 1
+    def _begin(self, job: ProcessJob, gpus: Mapping[str, int]) -> None:
+        """Fork the job's process; its GPUs are free when it ends."""
+        order = job.order
+        if gpus:
+            order = replace(order, environment={**order.environment, VISIBLE: ",".join(gpus)})
+        pid, outputs, status_pipe = self._start(order)
+        job.begin(pid, outputs)
+        if job.cancelled:
+            self.stop(job)
+
+        def await_end() -> None:
+            try:
+                job.await_end(status_pipe)
+            finally:
+                with self._gpus_changed:
+                    free_gpus(gpus)
+                    self._gpus_changed.notify()
+
+        threading.Thread(target=await_end, name=f"marin-process-{pid}", daemon=True).start()
+
+    def _enqueue(self, job: ProcessJob) -> None:
+        with self._gpus_changed:
+            self._waiting.append(job)
+            if self._giver is None:
+                self._giver = threading.Thread(target=self._give_gpus, daemon=True)
+                self._giver.start()
+
+    def _give_gpus(self) -> None:
+        """Start waiting jobs, each as soon as it can have all its GPUs."""
+        while True:
+            with self._gpus_changed:
+                if not self._waiting:
+                    self._giver = None
+                    return
+                job = self._waiting[0]
+                try:
+                    gpus = take_gpus(self._devices(), job.gpus)
+                except OSError as error:
+                    self._waiting.popleft()
+                    job.end_unbegun(JobState.FAILED, f"no GPU can be taken: {error}")
+                    continue
+                if gpus is None:
+                    # Other processes free theirs without a word.
+                    self._gpus_changed.wait(_GPU_PAUSE_S)
+                    continue
+                self._waiting.popleft()
+            try:
+                self._begin(job, gpus)
+            except OSError as error:
+                free_gpus(gpus)
+                job.end_unbegun(JobState.FAILED, f"no process could be started: {error}")
 
 
 def _read_number(pipe: int) -> int | None:

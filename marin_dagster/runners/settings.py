@@ -25,7 +25,8 @@ class ProcessSettings(RunnerSettings):
     gpus: int | None = Field(
         default=None,
         ge=0,
-        description="GPUs of this machine that steps may use; counted when not given.",
+        description="GPUs of this machine that steps may use, out of CUDA_VISIBLE_DEVICES where "
+        "that is set; all of them when not given.",
     )
     env: dict[str, str] = Field(
         default_factory=dict, description="Environment of every step's process."

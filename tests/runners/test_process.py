@@ -18,10 +18,17 @@ from step_functions import is_dead, wait_for, wait_until
 from marin_dagster import ResourceConfig, StepSpec, remote
 from marin_dagster.cache import Folder, read_record
 from marin_dagster.errors import JobFailedError, JobLostError, RemoteFunctionError
-from marin_dagster.runners import ProcessSettings, Request
+from marin_dagster.runners import JobState, ProcessSettings, Request, gpus
 from marin_dagster.runners.process import ProcessRunner
 
 SMALL = ResourceConfig(ram="256m")
+
+
+@pytest.fixture(autouse=True)
+def _gpus_of_this_test(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "locks").mkdir()
+    monkeypatch.setattr(gpus, "_LOCKS", tmp_path / "locks")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
 
 @pytest.fixture
@@ -178,6 +185,173 @@ def test_steps_get_gpus_of_their_own_while_there_are_enough(runner: ProcessRunne
     both = run(runner, lambda _: {"gpus": os.environ["CUDA_VISIBLE_DEVICES"]},
                resources=ResourceConfig.with_gpu("auto", count=2))  # fmt: skip
     assert both == {"gpus": "0,1"}
+
+
+def with_gpus(
+    visible: str | None, monkeypatch: pytest.MonkeyPatch, **settings: Any
+) -> ProcessRunner:
+    if visible is None:
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    else:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    return ProcessRunner(settings=ProcessSettings(**settings))
+
+
+@pytest.mark.parametrize(
+    ("visible", "settings", "given"),
+    [
+        ("4,5", {}, "4"),
+        ("4,5", {"gpus": 1}, "4"),
+        ("4,5", {"gpus": 3}, "4"),
+        ("GPU-8932f937, 1", {}, "GPU-8932f937"),
+        ("5,-1,6", {}, "5"),
+        ("4,5", {"env": {"CUDA_VISIBLE_DEVICES": "6"}}, "6"),
+        (None, {"gpus": 1}, "0"),
+    ],
+)
+def test_a_step_gets_gpus_that_the_run_worker_sees(
+    visible: str | None, settings: dict[str, Any], given: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner = with_gpus(visible, monkeypatch, **settings)
+    try:
+        found = run(
+            runner,
+            lambda _: {"gpus": os.environ["CUDA_VISIBLE_DEVICES"]},
+            resources=ResourceConfig.with_gpu("auto"),
+        )
+    finally:
+        runner.close()
+    assert found == {"gpus": given}
+
+
+@pytest.mark.parametrize(
+    ("visible", "settings", "named"),
+    [
+        ("", {}, "0 GPUs by CUDA_VISIBLE_DEVICES=''"),
+        ("", {"gpus": 4}, "0 GPUs by CUDA_VISIBLE_DEVICES=''"),
+        ("-1", {"gpus": 4}, "0 GPUs by CUDA_VISIBLE_DEVICES='-1'"),
+        ("4", {"gpus": 4}, "1 GPUs by CUDA_VISIBLE_DEVICES='4'"),
+        ("4,4", {"gpus": 4}, "1 GPUs by CUDA_VISIBLE_DEVICES='4,4'"),
+        (None, {"gpus": 1}, "1 GPUs by the setting gpus"),
+    ],
+)
+def test_more_gpus_than_the_run_worker_sees_are_refused(
+    visible: str | None, settings: dict[str, Any], named: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner = with_gpus(visible, monkeypatch, **settings)
+    step = StepSpec("step", fn=step_functions.write, resources=ResourceConfig.with_gpu("auto", 2))
+
+    assert named in (runner.refuses(step, Request.of(step)) or "")
+
+
+def use_gpus(output_path: str) -> dict[str, Any]:
+    """How many use GPUs at once, and which this one does."""
+    here = Path(output_path).parent / "running"
+    here.mkdir(exist_ok=True)
+    mine = here / Path(output_path).name
+    mine.touch()
+    wait_for(here.parent / "go")
+    running = len(list(here.iterdir()))
+    mine.unlink()
+    return {"running": running, "gpus": os.environ["CUDA_VISIBLE_DEVICES"]}
+
+
+@pytest.mark.parametrize("runs", [1, 2])
+def test_no_two_steps_of_this_machine_share_a_gpu(
+    runs: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runners = [with_gpus("4,5", monkeypatch) for _ in range(runs)]
+    store = tmp_path / "store"
+    steps = [
+        StepSpec(
+            f"gpu{number}",
+            fn=use_gpus,
+            resources=ResourceConfig.with_gpu("auto"),
+            output_path_prefix=str(store),
+        )
+        for number in range(4)
+    ]
+    try:
+        drives = [Drive(step, runners[n % runs]).start() for n, step in enumerate(steps)]
+
+        def waiting() -> list[Drive]:
+            return [d for d in drives if "waiting for 1 of 2 GPUs" in d.text("stderr")]
+
+        def begun() -> list[str]:
+            return [path.name for path in (store / "running").glob("*")]
+
+        drives[0].until(lambda: len(begun()) + len(waiting()) >= 4 and len(begun()) >= 2)
+        assert len(begun()) == 2
+        (store / "go").write_text("go")
+        for drive in drives:
+            drive.end()
+    finally:
+        for runner in runners:
+            runner.close()
+    assert max(result_of(step)["running"] for step in steps) <= 2
+    assert {result_of(step)["gpus"] for step in steps} == {"4", "5"}
+
+
+def test_a_step_that_waits_for_a_gpu_can_be_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = gpus.take_gpus(["4"], 1)
+    assert held is not None
+    runner = with_gpus("4", monkeypatch)
+    one_gpu = ResourceConfig.with_gpu("auto")
+    waiting = Drive(StepSpec("first", fn=step_functions.write, resources=one_gpu), runner).start()
+    later = Drive(StepSpec("second", fn=step_functions.write, resources=one_gpu), runner).start()
+    try:
+        waiting.until(lambda: "waiting for 1" in waiting.text("stderr"))
+
+        waiting.stop()
+        with pytest.raises(Stopped):
+            waiting.end()
+
+        assert waiting.job is not None
+        assert waiting.job.status.state is JobState.CANCELLED
+        gpus.free_gpus(held)
+        later.end()
+    finally:
+        runner.close()
+
+
+def test_a_gpu_is_free_when_who_holds_it_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    holder = subprocess.Popen(
+        [
+            *(sys.executable, "-c"),
+            "import pathlib, sys, time; from marin_dagster.runners import gpus;"
+            "gpus._LOCKS = pathlib.Path(sys.argv[1]); held = gpus.take_gpus(['4', '5'], 2);"
+            "print(len(held), flush=True); time.sleep(600)",
+            str(gpus._LOCKS),
+        ],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert holder.stdout is not None
+    assert holder.stdout.readline() == "2\n"
+    assert gpus.take_gpus(["4", "5"], 1) is None
+
+    holder.kill()
+    holder.wait()
+
+    both = gpus.take_gpus(["4", "5"], 2)
+    assert both is not None
+    gpus.free_gpus(both)
+
+
+def test_of_too_few_gpus_none_is_taken(tmp_path: Path) -> None:
+    one = gpus.take_gpus(["4"], 1)
+    assert one is not None
+
+    assert gpus.take_gpus(["4", "5"], 2) is None
+
+    other = gpus.take_gpus(["4", "5"], 1)
+    assert other is not None
+    assert list(other) == ["5"]
+    gpus.free_gpus(one | other)
 
 
 @pytest.mark.parametrize(
