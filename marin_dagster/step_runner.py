@@ -4,41 +4,46 @@ Recorded in the instance that is given, else in that of ``DAGSTER_HOME``, else i
 long as the run. The caller's process is the run worker.
 """
 
-import logging
 import os
 import sys
 import tempfile
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import dagster as dg
 
 from marin_dagster._compat import InMemoryJob, capture_interrupts, execute_run
-from marin_dagster.cache import Attempt, DriftLog, Folder, StepCache, read_record, read_status
-from marin_dagster.cache.status import STATUS_FILE, Status
+from marin_dagster.assets import asset_keys
+from marin_dagster.cache import DriftLog, Folder, StepCache, read_record, read_status
+from marin_dagster.cache.plan import plan_from_cache
+from marin_dagster.cache.status import Status
 from marin_dagster.definitions import build_definitions
+from marin_dagster.drawing import run_drawn
 from marin_dagster.errors import (
     MarinDagsterError,
     OutputNotReadyError,
     StepError,
     StepsFailedError,
-    StepWithoutFunctionError,
 )
 from marin_dagster.executor import runner_executor
 from marin_dagster.executor.config import DEFAULT_MAX_CONCURRENT, effective_max_concurrent
+from marin_dagster.externals import external_faults, log_external_faults
 from marin_dagster.io_manager import StepOutput
 from marin_dagster.lazy import ArtifactStep, load
-from marin_dagster.runners import FraySettings, Runner, run_inline
+from marin_dagster.op_names import op_name
+from marin_dagster.runners import FraySettings, Runner
 from marin_dagster.steps import StepGraph, StepLike
-from marin_dagster.steps.protocol import address, adopted_source, is_external
+from marin_dagster.steps.protocol import address, is_external
+from marin_dagster.translator import DagsterMarinTranslator
 
 _JOB = "step_runner"
 # Dagster's console tells of every event at DEBUG, some fifty lines for each step.
 _LOGGERS = {"console": {"config": {"log_level": "INFO"}}}
-logger = logging.getLogger(__name__)
+_DRAWN_AHEAD = 8
+"""Steps that are drawn ahead of those that run, in multiples of ``max_concurrent``."""
 _opening = threading.Lock()
 
 
@@ -97,6 +102,36 @@ class StepResults(Mapping[str, StepOutput]):
         raise KeyError(key)
 
 
+@dataclass(eq=False)
+class _Call:
+    """One call of :meth:`StepRunner.run`, which may be several runs."""
+
+    limit: int
+    """Steps at once."""
+    execution: Mapping[str, bool]
+    """The executor's config."""
+    runners: Mapping[str, Runner]
+    """Runners made in code, by name."""
+    errors: list[Exception] = field(default_factory=list)
+    """What steps raised."""
+    failed: set[str] = field(default_factory=set)
+    """Output paths of steps that failed."""
+    built: set[str] = field(default_factory=set)
+    """Output paths of steps that were built."""
+    drifts: DriftLog = field(default_factory=DriftLog)
+    """Warns of each drifted output once."""
+    stop: threading.Event = field(default_factory=threading.Event)
+    """Set to stop what runs."""
+
+    def lost(self, graph: StepGraph) -> frozenset[str]:
+        """Output paths of a graph's steps that failed before, and of those that need them."""
+        if self.failed.isdisjoint(graph.steps):
+            return frozenset()
+        required = graph.terminals
+        seen = plan_from_cache(StepCache(), graph, selected=graph.steps, required=required)
+        return seen.below(graph, self.failed) | self.failed
+
+
 @dataclass(frozen=True)
 class StepRunner:
     """Runs steps and everything they need; what is cached is not run."""
@@ -122,6 +157,10 @@ class StepRunner:
     ) -> StepResults:
         """Run steps, or handles to lazy artifacts; their dependencies need not be listed.
 
+        A list is one run. Any other iterable is drawn from while its first steps run, so that it
+        may have no end or wait for what its steps do; what is drawn while others run is the next
+        run. It is not drawn from further than eight times ``max_concurrent`` steps ahead.
+
         Args:
             steps: what is wanted.
             dry_run: log what would become of each step, and why, as a run right now would decide
@@ -137,30 +176,70 @@ class StepRunner:
             StepsFailedError: steps failed; independent ones have gone on.
             RoutingError: steps ask for what no runner can give.
             KeyboardInterrupt: after the running steps have been stopped.
+            Exception: what the iterable raised, after what it had yielded has run.
         """
-        graph = StepGraph.from_steps(steps)
         limit = effective_max_concurrent(
             self.max_concurrent if max_concurrent is None else max_concurrent
         )
-        errors: list[Exception] = []
-        drifts = DriftLog()
-        if dry_run:
-            _log_external_faults(graph, drifts)
+        execution = {"dry_run": dry_run, "retry_failed": force_run_failed}
+        call = _Call(limit, execution, self._runners())
+        if dry_run or isinstance(steps, Collection) or not isinstance(steps, Iterable):
+            graph = StepGraph.from_steps(steps)
+            self._run_graph(graph, call)
         else:
-            errors += _external_faults(graph, drifts, retry_failed=force_run_failed)
+            graph = self._run_drawn(steps, call)
+        if call.errors:
+            message = f"{len(call.errors)} step(s) failed"
+            raise StepsFailedError(message, call.errors) from call.errors[0]
+        return StepResults(graph, dry_run=dry_run)
+
+    def _run_drawn(self, steps: Iterable[Any], call: "_Call") -> StepGraph:
+        """Run steps while they are drawn; the graph of them all."""
+        drawn: list[StepLike] = []
+        with self._recording() as instance:
+            recorded = replace(self, instance=instance)
+
+            def run_portion(portion: list[Any]) -> None:
+                graph = StepGraph.from_steps(portion)
+                drawn.extend(graph.steps[path] for path in graph.terminals)
+                # As in one run: nothing is tried a second time, and nothing below it at all.
+                lost = call.lost(graph)
+                left = [graph.steps[path] for path in graph.terminals if path not in lost]
+                if left:
+                    recorded._run_graph(StepGraph.from_steps(left), call)
+
+            try:
+                run_drawn(steps, run_portion, most=_DRAWN_AHEAD * call.limit, stop=call.stop)
+            except Exception as error:
+                for failure in call.errors:
+                    error.add_note(f"before that, a step failed: {failure}")
+                raise
+        return StepGraph.from_steps(drawn)
+
+    def _run_graph(self, graph: StepGraph, call: "_Call") -> None:
+        """Run what a graph's terminals need, in one run."""
+        if call.execution["dry_run"]:
+            log_external_faults(graph, call.drifts)
+        else:
+            retry_failed = call.execution["retry_failed"]
+            call.errors += external_faults(graph, call.drifts, retry_failed=retry_failed)
         failures: dict[str, list[BaseException]] = {}
         executor = runner_executor(
-            limit, self._runners(), frozenset(graph.terminals), failures, drifts
+            call.limit,
+            call.runners,
+            frozenset(graph.terminals),
+            failures,
+            call.drifts,
+            built=call.built,
+            stop=call.stop,
         )
-        execution = {"dry_run": dry_run, "retry_failed": force_run_failed}
-        config = {"execution": {"config": execution}, "loggers": _LOGGERS}
+        config = {"execution": {"config": call.execution}, "loggers": _LOGGERS}
         definitions = build_definitions(graph, executor=executor, job_name=_JOB, checks=False)
         if any(not is_external(step) for step in graph.steps.values()):
             with self._recording() as instance:
-                errors += _run(definitions, instance, config, failures)
-        if errors:
-            raise StepsFailedError(f"{len(errors)} step(s) failed", errors) from errors[0]
-        return StepResults(graph, dry_run=dry_run)
+                call.errors += _run(definitions, instance, config, failures)
+        keys = asset_keys(graph, DagsterMarinTranslator())
+        call.failed.update(path for path, key in keys.items() if failures.get(op_name(key)))
 
     def _runners(self) -> dict[str, Runner]:
         client = self.fray_client
@@ -212,55 +291,6 @@ def run(
 def resolve(handle: ArtifactStep[Any], *, max_concurrent: int = DEFAULT_MAX_CONCURRENT) -> Any:
     """Build one lazy artifact and return it loaded; :func:`run` for one handle."""
     return run(handle, max_concurrent=max_concurrent)[0]
-
-
-def _external_faults(
-    graph: StepGraph, drifts: DriftLog, *, retry_failed: bool
-) -> Iterator[Exception]:
-    """See to the wanted steps that no run builds; yields why one cannot be had."""
-    for path in graph.terminals:
-        step = graph.steps[path]
-        try:
-            if adopted_source(step) is not None:
-                _register_adopted(step, drifts, retry_failed=retry_failed)
-            else:
-                _check_external(step, drifts)
-        except Exception as error:  # the function may be Marin's
-            yield error
-
-
-def _log_external_faults(graph: StepGraph, drifts: DriftLog) -> None:
-    """Log which wanted steps cannot be had that no run builds."""
-    for path in graph.terminals:
-        step = graph.steps[path]
-        try:
-            if adopted_source(step) is None:
-                _check_external(step, drifts)
-        except MarinDagsterError as error:
-            logger.warning("Dry run: would be blocked: %s", error)
-
-
-def _check_external(step: StepLike, drifts: DriftLog) -> None:
-    if not is_external(step):
-        return
-    found = StepCache().look_up(step)
-    if found.drift is not None:
-        drifts.warn(step, found.drift)
-    if not found.finished:
-        raise StepWithoutFunctionError(
-            f"step {address(step)} ({step.output_path}) has no finished output, and no run builds "
-            f"it. Put its data there, with SUCCESS in its {STATUS_FILE}."
-        )
-
-
-def _register_adopted(step: StepLike, drifts: DriftLog, *, retry_failed: bool) -> None:
-    outcome = StepCache().begin(step, retry_failed=retry_failed, warn=drifts.warn)
-    if isinstance(outcome, Attempt):
-        try:
-            outcome.result = run_inline(step)
-            outcome.commit()
-        finally:
-            outcome.abandon()
 
 
 def _run(

@@ -1,5 +1,6 @@
 """WHEN steps run: the executor, its configuration, its plan and its threads."""
 
+import threading
 from collections.abc import Mapping
 from functools import cache
 from typing import Any
@@ -51,6 +52,9 @@ def runner_executor(
     required: frozenset[str],
     failures: dict[str, list[BaseException]],
     drifts: DriftLog,
+    *,
+    built: set[str],
+    stop: threading.Event,
 ) -> dg.ExecutorDefinition:
     """An executor for one run of a ``StepRunner``.
 
@@ -61,6 +65,9 @@ def runner_executor(
             Marin's StepRunner lists.
         failures: receives what steps raised, by step key.
         drifts: warns of drifted outputs, once in this run.
+        built: output paths that the same call has built in earlier runs, which are not built again
+            whatever their version; receives those of this run.
+        stop: interrupts the run when it is set.
     """
     return _executor(
         max_concurrent,
@@ -68,6 +75,8 @@ def runner_executor(
         required=required,
         failures=failures,
         drifts=drifts,
+        built=built,
+        stop=stop,
         from_script=True,
     )
 

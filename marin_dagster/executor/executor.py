@@ -1,6 +1,7 @@
 """``MarinExecutor``: one run's steps in threads, with what is cached left out."""
 
 import asyncio
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -69,6 +70,10 @@ class MarinExecutor(dg.Executor):
     """The run's process is the user's own script."""
     drifts: DriftLog = field(default_factory=DriftLog)
     """Warns of drifted outputs, once in this run."""
+    built: set[str] = field(default_factory=set)
+    """Output paths that a call of several runs has built; not to be built again."""
+    stop: threading.Event = field(default_factory=threading.Event)
+    """Interrupts the run when it is set, as a signal does."""
 
     @property
     def retries(self) -> RetryMode:
@@ -113,7 +118,13 @@ class MarinExecutor(dg.Executor):
         try:
             with withdrawing_on_error(job_context, assets):
                 decisions = decide(
-                    job_context, execution_plan, planned, self.settings, routing, self.required
+                    job_context,
+                    execution_plan,
+                    planned,
+                    self.settings,
+                    routing,
+                    self.required,
+                    frozenset(self.built),
                 )
                 if not dry_run:
                     decisions.check_places()
@@ -157,6 +168,7 @@ class MarinExecutor(dg.Executor):
         except dg.DagsterExecutionInterruptedError:
             job_context.log.info(tally.text(execution_plan, decisions))
             raise
+        self.built.update(decisions.planned[key].step.output_path for key in tally.built)
         job_context.log.info(tally.text(execution_plan, decisions))
         if failed:
             left_alone = decisions.served.union(decisions.pruned)
@@ -232,7 +244,8 @@ class MarinExecutor(dg.Executor):
         retries: dict[str, DagsterEvent] = {}
         interrupted_at: float | None = None
         while threads.running or not active.is_complete:
-            if interrupted_at is None and active.check_for_interrupts():
+            interrupted = active.check_for_interrupts() or self.stop.is_set()
+            if interrupted_at is None and interrupted:
                 yield DagsterEvent.engine_event(
                     job_context,
                     f"Interrupted: stopping {len(threads.running)} steps",

@@ -118,6 +118,7 @@ def decide(
     settings: ExecutorSettings,
     routing: Routing,
     wanted: frozenset[str] = frozenset(),
+    built: frozenset[str] = frozenset(),
 ) -> Decisions:
     """Look the steps up, all at once, and decide what becomes of each. Writes nothing.
 
@@ -129,6 +130,7 @@ def decide(
     forced = names.forced(settings.force)
     mutable = {key for key, found in planned.items() if is_mutable(found.step)}
     done = _finished_before(context) if forced or mutable else set()
+    done |= {key for key in mutable if planned[key].step.output_path in built}
     forced -= done
     overrides = names.overrides(routing.config.steps)
     looks: dict[str, LookUp] = {}

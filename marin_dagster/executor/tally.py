@@ -15,6 +15,11 @@ class Tally:
     _failed: set[str] = field(default_factory=set)
     _succeeded: set[str] = field(default_factory=set)
 
+    @property
+    def built(self) -> set[str]:
+        """Keys of the steps that were built."""
+        return self._built - self._failed
+
     def count(self, event: DagsterEvent) -> None:
         """Take an event into account."""
         key = event.step_key
@@ -38,7 +43,7 @@ class Tally:
         steps = set(plan.step_keys_to_execute) - decisions.checks
         served = self._served | decisions.served
         groups = {
-            "built": self._built - self._failed,
+            "built": self.built,
             f"served{_saved(decisions, served)}": served - self._failed,
             "pruned": decisions.pruned.keys(),
             "other": self._succeeded - decisions.planned.keys() - decisions.checks,

@@ -1,0 +1,111 @@
+"""``run_drawn``: run steps while an iterable is still making them, a portion after the other."""
+
+import contextvars
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+_SETTLE_S = 0.2
+"""Seconds in which a quick iterable may add to a portion: each portion is a run of Dagster's."""
+
+
+@dataclass(eq=False)
+class _Portions:
+    """What has been drawn and does not run yet; one thread puts, another takes."""
+
+    most: int
+    _drawn: list[Any] = field(default_factory=list)
+    _ended: bool = False
+    _changed: threading.Condition = field(default_factory=threading.Condition)
+
+    def put(self, step: Any) -> bool:
+        """Add a step, once there is room for it; False when nobody takes any more."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._ended or len(self._drawn) < self.most)
+            if not self._ended:
+                self._drawn.append(step)
+                self._changed.notify_all()
+            return not self._ended
+
+    def take(self) -> list[Any]:
+        """Everything that is there, after waiting for something; nothing at the end."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._ended or self._drawn)
+            full_at = time.monotonic() + _SETTLE_S
+            self._changed.wait_for(
+                lambda: self._ended or len(self._drawn) >= self.most,
+                timeout=max(0.0, full_at - time.monotonic()),
+            )
+            portion, self._drawn = self._drawn, []
+            self._changed.notify_all()
+            return portion
+
+    def end(self, *, drop: bool = False) -> None:
+        """Take no more, and drop what is there when asked to."""
+        with self._changed:
+            self._ended = True
+            if drop:
+                self._drawn.clear()
+            self._changed.notify_all()
+
+
+def run_drawn(
+    steps: Iterable[Any],
+    run: Callable[[list[Any]], None],
+    *,
+    most: int,
+    stop: threading.Event,
+) -> None:
+    """Draw steps in the caller's thread, and run what has been drawn in another.
+
+    As in Marin, the first step runs before the iterable ends, so that one without an end, or one
+    that waits for what its steps do, is consumed. Unlike in Marin, what is drawn while a portion
+    runs waits for the portion's end.
+
+    Args:
+        steps: the iterable.
+        run: runs a portion; an exception ends it all.
+        most: how many steps are drawn ahead of what runs.
+        stop: set when the caller is interrupted; ``run`` then ends soon.
+
+    Raises:
+        Exception: what ``run`` raised, else what the iterable raised, once everything that was
+            drawn before has run.
+    """
+    portions = _Portions(most)
+    faults: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            while portion := portions.take():
+                run(portion)
+        except BaseException as error:
+            faults.append(error)
+        finally:
+            portions.end(drop=True)
+
+    worker = threading.Thread(
+        target=contextvars.copy_context().run, args=(work,), name="marin-step-runner", daemon=True
+    )
+    worker.start()
+    broken: Exception | None = None
+    try:
+        try:
+            for step in steps:
+                if not portions.put(step):
+                    break
+        except Exception as error:
+            broken = error
+        portions.end()
+        worker.join()
+    except BaseException:
+        stop.set()
+        portions.end(drop=True)
+        worker.join()
+        raise
+    if faults:
+        raise faults[0]
+    if broken is not None:
+        raise broken

@@ -1,0 +1,62 @@
+"""Wanted steps that no run builds: data that is adopted, pinned, or put there by something else."""
+
+import logging
+from collections.abc import Iterator
+
+from marin_dagster.cache import Attempt, DriftLog, StepCache
+from marin_dagster.cache.status import STATUS_FILE
+from marin_dagster.errors import MarinDagsterError, StepWithoutFunctionError
+from marin_dagster.runners import run_inline
+from marin_dagster.steps import StepGraph, StepLike
+from marin_dagster.steps.protocol import address, adopted_source, is_external
+
+logger = logging.getLogger(__name__)
+
+
+def external_faults(
+    graph: StepGraph, drifts: DriftLog, *, retry_failed: bool
+) -> Iterator[Exception]:
+    """See to the wanted steps that no run builds; yields why one cannot be had."""
+    for path in graph.terminals:
+        step = graph.steps[path]
+        try:
+            if adopted_source(step) is not None:
+                _register_adopted(step, drifts, retry_failed=retry_failed)
+            else:
+                _check_external(step, drifts)
+        except Exception as error:  # the function may be Marin's
+            yield error
+
+
+def log_external_faults(graph: StepGraph, drifts: DriftLog) -> None:
+    """Log which wanted steps cannot be had that no run builds."""
+    for path in graph.terminals:
+        step = graph.steps[path]
+        try:
+            if adopted_source(step) is None:
+                _check_external(step, drifts)
+        except MarinDagsterError as error:
+            logger.warning("Dry run: would be blocked: %s", error)
+
+
+def _check_external(step: StepLike, drifts: DriftLog) -> None:
+    if not is_external(step):
+        return
+    found = StepCache().look_up(step)
+    if found.drift is not None:
+        drifts.warn(step, found.drift)
+    if not found.finished:
+        raise StepWithoutFunctionError(
+            f"step {address(step)} ({step.output_path}) has no finished output, and no run builds "
+            f"it. Put its data there, with SUCCESS in its {STATUS_FILE}."
+        )
+
+
+def _register_adopted(step: StepLike, drifts: DriftLog, *, retry_failed: bool) -> None:
+    outcome = StepCache().begin(step, retry_failed=retry_failed, warn=drifts.warn)
+    if isinstance(outcome, Attempt):
+        try:
+            outcome.result = run_inline(step)
+            outcome.commit()
+        finally:
+            outcome.abandon()
