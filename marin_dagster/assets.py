@@ -14,12 +14,14 @@ from marin_dagster.steps import StepGraph, StepLike
 from marin_dagster.steps.changes import some
 from marin_dagster.steps.protocol import artifact_version, is_external
 from marin_dagster.steps.siblings import differences
-from marin_dagster.translator import DagsterMarinTranslator, ascii_name
+from marin_dagster.translator import DagsterMarinTranslator, ascii_name, key_part
 
 DEFAULT_IO_MANAGER_KEY = "marin_io_manager"
 
 _ONE_GROUP = 40
 """Steps of a graph that the UI still shows well in one group."""
+_LONGEST_LABEL = 24
+"""Characters of what tells steps apart; the lineage cuts longer names in the middle."""
 _NOT_IN_GROUPS = re.compile(r"[^A-Za-z0-9_]")
 
 Steps = StepGraph | Iterable[StepLike] | Callable[[], Iterable[StepLike]]
@@ -119,8 +121,10 @@ def asset_specs(
 
 
 def asset_keys(graph: StepGraph, translator: DagsterMarinTranslator) -> Mapping[str, dg.AssetKey]:
-    """The key of each output path, unique within the graph: steps that share a name have their
-    hash in the key, and lazy artifacts their version.
+    """The key of each output path, unique within the graph.
+
+    Steps that share a name have what tells them apart in the key, ``train_lr-0.1_1a2b3c4d``, and
+    lazy artifacts their version.
 
     Raises:
         CollisionError: two steps of different names have one key.
@@ -133,7 +137,7 @@ def asset_keys(graph: StepGraph, translator: DagsterMarinTranslator) -> Mapping[
         if len(paths) > 1 and len({graph.steps[path].name for path in paths}) == 1:
             *parents, last = key.path
             for path, suffix in _suffixes(graph, paths).items():
-                keys[path] = dg.AssetKey([*parents, f"{last}_{suffix}"])
+                keys[path] = dg.AssetKey([*parents, key_part(f"{last}_{suffix}")])
     owners: dict[dg.AssetKey, str] = {}
     for path, key in keys.items():
         other = owners.setdefault(key, path)
@@ -147,13 +151,18 @@ def asset_keys(graph: StepGraph, translator: DagsterMarinTranslator) -> Mapping[
 
 
 def _suffixes(graph: StepGraph, paths: Sequence[str]) -> dict[str, str]:
-    """What tells the keys of steps apart that share a name."""
+    """What tells the keys of steps apart that share a name.
+
+    The lineage shows it: first what people call the difference, then the hash, which decides.
+    """
     versions = [artifact_version(graph.steps[path]) for path in paths]
-    if None in versions or len(set(versions)) < len(paths):
-        return {path: graph.steps[path].hash_id for path in paths}
-    # Dagster before 1.13.4 has no asset checks for keys with a dot.
+    if None not in versions and len(set(versions)) == len(paths):
+        return dict(zip(paths, (str(version) for version in versions), strict=True))
+    marks = differences(graph)
+    labels = {path: "_".join(marks.get(path, ())).replace("=", "-") for path in paths}
     return {
-        path: str(version).replace(".", "-") for path, version in zip(paths, versions, strict=True)
+        path: "_".join(filter(None, [label[:_LONGEST_LABEL], graph.steps[path].hash_id]))
+        for path, label in labels.items()
     }
 
 
@@ -168,11 +177,11 @@ def _grouped(
     return spec if group_name is None else spec.replace_attributes(group_name=group_name)
 
 
-def _described(spec: dg.AssetSpec, mark: str | None) -> dg.AssetSpec:
-    """The spec with a first line, which the asset's node shows, of what sets the step apart."""
-    if mark is None:
+def _described(spec: dg.AssetSpec, marks: Sequence[str] | None) -> dg.AssetSpec:
+    """The spec with a first line of what sets the step apart."""
+    if marks is None:
         return spec
-    line = "`" + mark.replace("`", "'") + "`"
+    line = "`" + some(marks).replace("`", "'") + "`"
     return spec.replace_attributes(
         description=f"{line}\n\n{spec.description}" if spec.description else line
     )

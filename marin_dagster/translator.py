@@ -57,7 +57,7 @@ class DagsterMarinTranslator:
         everything else becomes ``_``. Letters, digits, ``_``, ``-`` and ``.`` stay. (Dagster before
         1.13.4 has no asset checks for keys with a ``.``; a translator can replace it there.)
         """
-        return dg.AssetKey([ascii_name(part, _NOT_IN_KEYS) for part in step.name.split("/")])
+        return dg.AssetKey([key_part(part) for part in step.name.split("/")])
 
     def get_asset_spec(self, step: StepLike) -> dg.AssetSpec:
         """The asset: key, dependencies, kinds, tags, description, code version and metadata.
@@ -181,6 +181,11 @@ def _written(step: StepLike) -> tuple[Callable[..., Any] | None, str | None]:
 
 def _clean(doc: str | None) -> str | None:
     return inspect.cleandoc(doc) if doc else None
+
+
+def key_part(text: str) -> str:
+    """The text as a part of an asset key: see :meth:`DagsterMarinTranslator.get_asset_key`."""
+    return ascii_name(text, _NOT_IN_KEYS)
 
 
 def ascii_name(text: str, unwanted: re.Pattern[str]) -> str:

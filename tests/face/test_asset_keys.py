@@ -154,7 +154,8 @@ def test_two_versions_of_one_name_get_their_hash_in_the_key_and_a_warning() -> N
     with pytest.warns(MarinDagsterWarning, match=r"'lm/train'.*hash") as caught:
         assets = build_marin_assets([end])
 
-    assert _keys(assets) == {f"lm/train_{small.hash_id}", f"lm/train_{large.hash_id}", "end"}
+    keys = {f"lm/train_size-{n}_{step.hash_id}" for n, step in ((1, small), (2, large))}
+    assert _keys(assets) == {*keys, "end"}
     assert small.hash_id in str(caught[0].message)
     assert large.hash_id in str(caught[0].message)
     (last,) = (asset for asset in assets if asset.key == dg.AssetKey("end"))
@@ -181,7 +182,9 @@ def test_both_versions_of_one_name_run(recorder: Recorder, instance: dg.DagsterI
     run = run_job(definitions, instance)
 
     assert run.success
-    assert set(run.materialized()) == {f"train_{step.hash_id}" for step in steps}
+    assert set(run.materialized()) == {
+        f"train_size-{size}_{step.hash_id}" for size, step in zip((1, 2), steps, strict=True)
+    }
 
 
 def test_one_version_of_a_name_has_no_hash_in_its_key_and_no_warning() -> None:

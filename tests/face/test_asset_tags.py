@@ -155,6 +155,25 @@ def test_steps_of_one_name_and_the_same_attributes_show_what_they_read() -> None
     ]
 
 
+@pytest.mark.parametrize(
+    ("attributes", "labels"),
+    [
+        ([{"lr": 0.1}, {"lr": 0.2}], ["train_lr-0.1", "train_lr-0.2"]),
+        ([{"m": {"é": "a b"}}, {"m": {"é": "/"}}], ["train_m.e-a_b", "train_m.e-_"]),
+        ([{"x": 1}, {}], ["train_x-1", "train_no_x"]),
+        ([{"n": "x" * 30 + end} for end in "ab"], ["train_n-" + "x" * 22] * 2),
+    ],
+)
+def test_the_label_in_the_lineage_tells_steps_of_one_name_apart(
+    attributes: list[dict[str, Any]], labels: list[str]
+) -> None:
+    steps = _sweep(*attributes)
+    with pytest.warns(MarinDagsterWarning):
+        keys = [asset.key.path[-1] for asset in build_marin_assets(steps)]
+
+    assert keys == [f"{label}_{step.hash_id}" for label, step in zip(labels, steps, strict=True)]
+
+
 def test_the_docstring_follows_what_tells_steps_apart() -> None:
     def train(output_path: str) -> None:
         """Trains it."""
@@ -180,7 +199,7 @@ def test_versions_of_one_artifact_have_the_version_in_key_and_description() -> N
     assert _first_lines(*handles) == ["`version=2026.07.01`", "`version=2026.07.02`"]
     with pytest.warns(MarinDagsterWarning):
         keys = [asset.key.to_user_string() for asset in build_marin_assets(handles)]
-    assert keys == ["train_2026-07-01", "train_2026-07-02"]
+    assert keys == ["train_2026.07.01", "train_2026.07.02"]
 
 
 def test_a_step_whose_name_is_its_own_has_no_such_line() -> None:

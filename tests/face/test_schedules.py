@@ -456,7 +456,7 @@ def test_steps_of_one_name_are_requested_by_the_keys_that_their_assets_have(
 
     keys = requested(evaluate(definitions, instance))
 
-    assert keys == [f"lm/train_{large.hash_id}"]
+    assert keys == [f"lm/train_size-2_{large.hash_id}"]
     assert run_job(definitions, instance, select=keys).success
 
 
