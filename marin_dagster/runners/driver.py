@@ -12,8 +12,8 @@ itself withdraws SUCCESS and the record then, since nobody else knows when that 
 import logging
 import os
 import time
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 
 from marin_dagster.cache import Attempt, Provenance, Status, read_record
@@ -96,10 +96,12 @@ def take_over(
     """
     where = f"step {address(attempt.step)} ({attempt.folder.url})"
     runner = runners.get(left_over.runner)
+    with _naming(attempt, left_over.runner):
+        engine = runner.engine if runner is not None else ""
     if left_over.engine == PROCESS_ENGINE:
         job = None  # it has ended with the process whose lease has run out
-    elif runner is None or runner.engine != left_over.engine:
-        here = "has no runner of that name" if runner is None else f"asks {runner.engine}"
+    elif runner is None or engine != left_over.engine:
+        here = "has no runner of that name" if runner is None else f"asks {engine}"
         raise RoutingError(
             f"{where}: job {left_over.job} of the runner {left_over.runner!r} "
             f"({left_over.engine}) was left over by an earlier run and may still be writing "
@@ -107,7 +109,8 @@ def take_over(
             f"ended and delete {JOB_FILE}."
         )
     else:
-        job = runner.attach(left_over.job)
+        with _naming(attempt, runner.name):
+            job = runner.attach(left_over.job)
     interrupted = attempt.previous is Status.RUNNING
     if job is None and interrupted and read_record(attempt.folder) is not None:
         # The driver died between the end of the job and its own, and the engine has forgotten it.
@@ -145,18 +148,19 @@ def submit(runner: Runner, attempt: Attempt, request: Request, controls: Control
     """
     name = job_name(attempt.step, request, attempt.id)
     call = StepCall.of(attempt, name, controls.describers, controls.log_levels)
-    note = JobNote(runner.name, name, attempt.worker_id, runner.engine)
+    with _naming(attempt, runner.name):
+        note = JobNote(runner.name, name, attempt.worker_id, runner.engine)
     forget_fault(attempt.folder)
     if not attempt.stands:
         forget_record(attempt.folder)
     write_job_note(attempt, note)
     try:
-        job = runner.submit(name, call, _with_surroundings(request, attempt.provenance))
+        with _naming(attempt, runner.name):
+            job = runner.submit(name, call, _with_surroundings(request, attempt.provenance))
     except RunnerError as error:
         if not isinstance(error, EngineAwayError):
             attempt.folder.delete(JOB_FILE)
-        where = f"step {address(attempt.step)} ({attempt.folder.url})"
-        raise type(error)(f"{where}, runner {runner.name!r}: {error}") from error
+        raise
     page = f" ({job.url})" if job.url else ""
     try:
         controls.say(f"submitted to {runner.name} as job {job.label}{page}")
@@ -192,6 +196,16 @@ def finish(job: Job, attempt: Attempt, controls: Controls) -> None:
     attempt.has_record = True
     # Not before SUCCESS: until then the next driver must find the job that has done the work.
     attempt.scaffold = (JOB_FILE,)
+
+
+@contextmanager
+def _naming(attempt: Attempt, runner: str) -> Iterator[None]:
+    """Have a runner's errors name the step, its path and the runner."""
+    try:
+        yield
+    except RunnerError as error:
+        where = f"step {address(attempt.step)} ({attempt.folder.url})"
+        raise type(error)(f"{where}, runner {runner!r}: {error}") from error
 
 
 def _with_surroundings(request: Request, provenance: Provenance) -> Request:

@@ -461,6 +461,24 @@ def test_a_job_of_another_engine_under_the_same_name_stops_the_step(
     assert other.jobs == {}
 
 
+def test_an_engine_that_cannot_say_which_it_is_is_named_with_the_step(step: StepSpec) -> None:
+    class Away(FakeRunner):
+        @property
+        def engine(self) -> str:
+            raise EngineError("no controller")
+
+        @engine.setter
+        def engine(self, value: str) -> None: ...
+
+    for _ in range(2):  # to submit, and to look for what an earlier driver has left
+        with pytest.raises(
+            EngineError, match=r"step step_\w+ \(/.*\), runner 'engine': no controller"
+        ):
+            Drive(step, Away()).start().end()
+        note = Path(step.output_path, ".step_job.json")
+        note.write_text('{"runner": "engine", "job": "j", "owner": "o", "engine": "fake"}')
+
+
 def test_a_process_has_ended_with_its_run_worker_whatever_its_runner_was_called(
     runner: FakeRunner, step: StepSpec
 ) -> None:
