@@ -15,7 +15,7 @@ from typing import Any
 import dagster as dg
 
 from marin_dagster._compat import AssetEntry
-from marin_dagster.cache import CacheState, LookUp
+from marin_dagster.cache import CacheState, LookUp, Status
 from marin_dagster.instance import last_materialization, last_version
 from marin_dagster.reports import (
     CODE_VERSION_TAG,
@@ -41,7 +41,7 @@ class Kind(StrEnum):
     RUNNING = "running"
     """Someone else builds it."""
     FAILED = "failed"
-    """It was finished, and what was tried since has failed."""
+    """It was finished, and what was tried since has failed or was cut off."""
     REMOVED = "removed"
     """It was finished, and is no more."""
 
@@ -147,7 +147,9 @@ def compare(
     if last_output_path(entry) != watched.step.output_path:
         # What the instance knows lies elsewhere: another version, whose folder is its own.
         return News(watched, None, None)
-    kind = Kind.FAILED if look.state is CacheState.FAILED else Kind.REMOVED
+    # RUNNING without a live lease: the worker is gone.
+    failed = look.state is CacheState.FAILED or look.status is Status.RUNNING
+    kind = Kind.FAILED if failed else Kind.REMOVED
     return _told_once(watched, kind, f"{kind}{record}", before)
 
 

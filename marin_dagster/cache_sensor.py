@@ -24,6 +24,7 @@ from marin_dagster.io_manager import cache_of
 from marin_dagster.reports import (
     CODE_VERSION_TAG,
     OUTPUT_PATH,
+    cut_off,
     hit_facts,
     input_version_tag,
     output_metadata,
@@ -285,6 +286,8 @@ def _materialization(
 
 def _observation(news: News, look: LookUp) -> dg.AssetObservation:
     step = news.watched.step
+    if news.kind is Kind.FAILED:
+        return cut_off(news.watched.key, step)
     metadata: dict[str, Any] = {
         "marin/cache": str(news.kind),
         OUTPUT_PATH: dg.MetadataValue.path(step.output_path),
@@ -294,8 +297,6 @@ def _observation(news: News, look: LookUp) -> dg.AssetObservation:
             owner = sendable(look.owner or "unknown")
             metadata["marin/owner"] = owner
             said = f"is being built elsewhere, by {owner}."
-        case Kind.FAILED:
-            said = "is not finished any more: it was begun again, and that attempt failed."
         case _:
             said = "was finished, and its output is gone. A run that needs it builds it again."
     return dg.AssetObservation(

@@ -67,6 +67,15 @@ class History:
             last = None
         return find_reasons(attempt, self.earlier, last=last, graph=graph.steps)
 
+    def was_finished(self, attempt: Attempt, key: dg.AssetKey) -> bool:
+        """Whether the instance knows a finished output where an attempt builds one. Never raises
+        for what it cannot read."""
+        try:
+            last = self._last_builds().get(key)
+        except Exception:
+            return False
+        return last is not None and last.path == attempt.folder.url
+
     def _last_builds(self) -> dict[dg.AssetKey, LastBuild]:
         with self._mutex:
             if self._last is None:

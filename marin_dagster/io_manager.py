@@ -37,6 +37,7 @@ from marin_dagster.reports import (
     last_output_path,
     output_metadata,
     record_of,
+    report_cut_off,
 )
 from marin_dagster.steps import is_mutable
 
@@ -116,7 +117,11 @@ class MarinIOManager(dg.ConfigurableIOManager):
         """
         if isinstance(obj, Attempt):
             with (step_control.get() or StepControl()).failing():
-                record: ArtifactRecord | None = obj.commit()
+                try:
+                    record: ArtifactRecord | None = obj.commit()
+                except BaseException:
+                    report_cut_off(context, obj)
+                    raise
             seconds = round(obj.duration_s, 3)
             metadata: dict[str, Any] = {"marin/cache": "built", "marin/duration_s": seconds}
         elif isinstance(obj, Hit):

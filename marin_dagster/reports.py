@@ -11,14 +11,14 @@ import dagster as dg
 
 from marin_dagster._compat import AssetEntry
 from marin_dagster.bounded_json import bounded_json
-from marin_dagster.cache import ArtifactRecord, Drift, Folder, Hit
+from marin_dagster.cache import ArtifactRecord, Attempt, Drift, Folder, Hit
 from marin_dagster.cache.record import RECORD_FILE
 from marin_dagster.cache.status import STATUS_FILE
 from marin_dagster.errors import RecordError
 from marin_dagster.instance import last_materialization
 from marin_dagster.steps import StepLike
 from marin_dagster.steps.attributes import leaves_in
-from marin_dagster.steps.protocol import code_version, data_version
+from marin_dagster.steps.protocol import address, code_version, data_version
 
 CODE_VERSION_TAG = "dagster/code_version"
 OUTPUT_PATH = "marin/output_path"
@@ -73,6 +73,23 @@ def output_metadata(
         sendable(name): sendable(value) if isinstance(value, str) else value
         for name, value in metadata.items()
     }
+
+
+def cut_off(key: dg.AssetKey, step: StepLike) -> dg.AssetObservation:
+    """That an output was finished, and an attempt to build it again has left it unfinished."""
+    return dg.AssetObservation(
+        key,
+        description=f"{address(step)} is not finished any more: it was begun again, and that "
+        "attempt failed or was cut off.",
+        metadata={"marin/cache": "failed", OUTPUT_PATH: dg.MetadataValue.path(step.output_path)},
+    )
+
+
+def report_cut_off(context: dg.AssetExecutionContext | dg.OutputContext, attempt: Attempt) -> None:
+    """Record on the asset that an attempt has left an output unfinished that was finished before;
+    nothing for any other attempt."""
+    if attempt.cut_off:
+        context.log_event(cut_off(context.asset_key, attempt.step))
 
 
 def finished_at(folder: Folder) -> dict[str, Any]:

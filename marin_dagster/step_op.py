@@ -17,6 +17,7 @@ from marin_dagster.cache import (
     Folder,
     Hit,
     RunIdentity,
+    Status,
     StepCache,
     find_drift,
 )
@@ -28,9 +29,11 @@ from marin_dagster.job_exceptions import DESCRIBERS, restore
 from marin_dagster.reports import (
     CODE_VERSION_TAG,
     REASON,
+    cut_off,
     input_version_tag,
     recorded_code_version,
     recorded_version,
+    report_cut_off,
     sendable,
 )
 from marin_dagster.runners import (
@@ -103,12 +106,22 @@ class StepOp:
             for dep in self.step.deps:
                 if is_pinned(dep):  # the other inputs are looked at once the step is built
                     _built_version(dep, _warn(context, control))
-            why = self._why(context, outcome, control)
-            metadata = why | _build(outcome, control, context)
+            metadata = self._build(context, outcome, control)
             yield self._output(context, outcome, control, metadata)
         finally:
             # The IO manager has committed it by now, unless something went wrong on the way.
             outcome.abandon()
+
+    def _build(
+        self, context: dg.AssetExecutionContext, attempt: Attempt, control: StepControl
+    ) -> dict[str, Any]:
+        """Run the step's function; metadata about why and where."""
+        try:
+            return self._why(context, attempt, control) | _build(attempt, control, context)
+        except BaseException:
+            attempt.abandon()
+            report_cut_off(context, attempt)
+            raise
 
     def _why(
         self, context: dg.AssetExecutionContext, attempt: Attempt, control: StepControl
@@ -117,6 +130,9 @@ class StepOp:
         key = context.asset_key
         history = control.history or History(context.instance, [key])
         reasons = history.reasons(attempt, key, self.graph, context.log)
+        if attempt.previous is Status.RUNNING and history.was_finished(attempt, key):
+            # The worker that had begun it again could not report its own death.
+            context.log_event(cut_off(key, self.step))
         context.log.info(f"{address(self.step)} runs: {reasons.text}")
         metadata: dict[str, Any] = {REASON: reasons.text}
         if reasons.compared_with is not None:

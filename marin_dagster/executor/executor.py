@@ -17,7 +17,6 @@ from marin_dagster._compat import (
     EngineEventData,
     ExecuteRunWithPlanIterable,
     ExecutionPlan,
-    InstanceConcurrencyContext,
     PlanExecutionContext,
     PlanExecutionContextManager,
     PlanOrchestrationContext,
@@ -36,6 +35,7 @@ from marin_dagster.executor.planning import (
     decide,
     unreachable,
 )
+from marin_dagster.executor.pools import RunSlots
 from marin_dagster.executor.reporting import (
     report,
     report_dry_run,
@@ -47,6 +47,7 @@ from marin_dagster.executor.tally import Tally
 from marin_dagster.executor.threads import StepThreads
 from marin_dagster.executor.withdrawing import withdraw_plans, withdrawing_on_error
 from marin_dagster.history import History
+from marin_dagster.reports import cut_off
 from marin_dagster.runners import INLINE_PLACE, Routing, Runner
 
 _LOOK_FOR_INTERRUPT_S = 0.2
@@ -196,7 +197,7 @@ class MarinExecutor(dg.Executor):
         lost = unreachable(execution_plan.get_executable_step_deps(), vanished, decisions.cached)
         report_unreachable(job_context, execution_plan, lost)
         others = [key for key in keep if key not in decisions.cached and key not in lost]
-        slots = InstanceConcurrencyContext(job_context.instance, job_context.dagster_run)
+        slots = RunSlots(job_context.instance, job_context.dagster_run)
         yield from self._start(job_context, execution_plan, others, slots, decisions, control_of)
 
     def _start(
@@ -204,7 +205,7 @@ class MarinExecutor(dg.Executor):
         job_context: PlanExecutionContext,
         whole_plan: ExecutionPlan,
         keys: list[str],
-        slots: AbstractContextManager[InstanceConcurrencyContext | None],
+        slots: AbstractContextManager[RunSlots | None],
         decisions: Decisions,
         control_of: Callable[..., StepControl],
     ) -> Iterator[DagsterEvent]:
@@ -231,6 +232,10 @@ class MarinExecutor(dg.Executor):
             finally:
                 # Whatever ends the run, no step of it goes on as if nothing had happened.
                 threads.interrupt()
+                # Nobody else frees the slot of a step that is left behind.
+                if context is not None:
+                    for key in threads.running:
+                        context.free_step(key)
 
     def _run(
         self,
@@ -276,6 +281,11 @@ class MarinExecutor(dg.Executor):
                         f"Step {key} did not stop within {decisions.grace_s(key):.0f} s and is "
                         "left behind; its lease runs out, and until then others wait for it."
                     )
+                    step_context = job_context.for_step(active.get_step_by_key(key))
+                    for attempt in threads.attempts(key):
+                        if attempt.cut_off:
+                            lost = cut_off(decisions.planned[key].asset_key, attempt.step)
+                            yield DagsterEvent.asset_observation(step_context, lost)
                 break
             for message in threads.messages(_pause_s(active)):
                 key, event = message.step_key, message.event

@@ -16,6 +16,7 @@ from marin_dagster._compat import (
     dagster_event_sequence_for_step,
     trigger_hook,
 )
+from marin_dagster.cache import Attempt
 from marin_dagster.control import StepControl, step_control
 from marin_dagster.executor.logs import step_log
 
@@ -44,6 +45,10 @@ class StepThreads:
     def running(self) -> tuple[str, ...]:
         """Keys of the steps whose thread has not finished."""
         return tuple(self._running)
+
+    def attempts(self, key: str) -> tuple[Attempt, ...]:
+        """The attempts that a running step has begun."""
+        return tuple(self._running[key].attempts)
 
     def start(self, context: StepExecutionContext, control: StepControl) -> None:
         """Run a step in a new thread, with the caller's context variables."""
