@@ -3,6 +3,8 @@
 A translator puts steps in pools; here some ops are changed instead, so that others stay out.
 """
 
+import os
+import signal
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,6 +15,7 @@ import pytest
 from dagster._core.definitions.job_base import InMemoryJob
 from dagster._core.execution.api import execute_run
 from dagster._core.execution.plan import instance_concurrency_context
+from dagster._utils.interrupts import capture_interrupts
 from feature_jobs import CHANCE_S, JOB, PATIENCE_S, job_of, steps_job, with_op
 
 from marin_dagster import (
@@ -23,6 +26,8 @@ from marin_dagster import (
     build_marin_assets,
 )
 from marin_dagster.cache import Attempt, StepCache
+from marin_dagster.executor import planning
+from marin_dagster.executor.pools import RunSlots
 from support import Recorder, Run, run_job, status_of
 
 POOL = "gpus"
@@ -153,6 +158,79 @@ def test_a_step_gives_its_slot_back_before_its_retry(pooled: dg.DagsterInstance)
 
     assert attempts == [1, 1]
     assert _slots_taken(pooled) == 0
+
+
+def test_a_step_that_is_left_behind_keeps_no_slot(
+    recorder: Recorder, pooled: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(planning, "_GRACE_S", 0.5)
+    go_on = threading.Lock()
+    go_on.acquire()
+
+    def wait_in_c(output_path: str) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        go_on.acquire()
+
+    stuck = [StepSpec(f"stuck_{index}", fn=wait_in_c) for index in range(2)]
+    with capture_interrupts():
+        cancelled = run_job(_pooled_job(*stuck), pooled, job=JOB)
+
+    assert not cancelled.success
+    assert _slots_taken(pooled) == 0
+    assert run_job(_pooled_job(recorder.step("next")), pooled, job=JOB).success
+    go_on.release()
+
+
+@pytest.fixture
+def never_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dagster looks for a slot once, and then for ages not."""
+    for name in ("INITIAL_INTERVAL_VALUE", "MAX_CONCURRENCY_CLAIM_BLOCKED_INTERVAL"):
+        monkeypatch.setattr(instance_concurrency_context, name, 1e6)
+
+
+@pytest.mark.usefixtures("never_again")
+def test_a_slot_passes_from_step_to_step_without_waiting(pooled: dg.DagsterInstance) -> None:
+    house = House()
+    steps = [StepSpec(f"step_{index}", fn=house.visit) for index in range(12)]
+
+    run = run_job(_pooled_job(*steps), pooled, job=JOB, config={"max_concurrent": 12})
+
+    assert run.success
+    assert (house.calls, house.peak) == (12, 2)
+    assert _slots_taken(pooled) == 0
+
+
+@pytest.mark.usefixtures("never_again")
+def test_a_retry_gets_a_slot_without_waiting(pooled: dg.DagsterInstance) -> None:
+    steps = [StepSpec(f"step_{index}", fn=_fail) for index in range(4)]
+    definitions = _pooled_job(*steps, op_retry_policy=dg.RetryPolicy(max_retries=2))
+
+    run = run_job(definitions, pooled, job=JOB)
+
+    assert len(run.of_type("STEP_UP_FOR_RETRY")) == 8
+    assert _slots_taken(pooled) == 0
+
+
+@pytest.mark.usefixtures("never_again")
+def test_a_slot_that_another_run_waits_for_is_left_to_it(pooled: dg.DagsterInstance) -> None:
+    run = pooled.create_run_for_job(job_def=steps_job(StepSpec("a", fn=print)).resolve_job_def(JOB))
+    storage = pooled.event_log_storage
+    slots = RunSlots(pooled, run)
+    assert slots.claim(POOL, "a")
+    assert slots.claim(POOL, "b")
+    assert not storage.claim_concurrency_slot(POOL, "another run", "x", 1).is_claimed
+    assert not slots.claim(POOL, "c")
+
+    slots.free_step("a")
+
+    assert not slots.claim(POOL, "c")
+    assert storage.claim_concurrency_slot(POOL, "another run", "x", 1).is_claimed
+    slots.free_step("b")
+    assert slots.claim(POOL, "c")
+
+
+def _fail(output_path: str) -> None:
+    raise RuntimeError("fails on purpose")
 
 
 def test_a_full_pool_keeps_no_run_waiting_whose_steps_are_all_served(
