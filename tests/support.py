@@ -114,6 +114,14 @@ def is_locked(step: Any) -> bool:
     return Path(step.output_path, ".executor_status.lock").exists()
 
 
+def wait_for_step_threads() -> None:
+    """Wait until the threads of steps that a run has left behind have ended."""
+    for thread in threading.enumerate():
+        if thread.name.startswith("marin-step-"):
+            thread.join(60)
+            assert not thread.is_alive(), thread.name
+
+
 @contextmanager
 def memory_instance() -> Iterator[dg.DagsterInstance]:
     """An instance in memory that several threads can use at once.

@@ -15,7 +15,7 @@ from sensing import Watch
 
 from marin_dagster import StepSpec, build_definitions
 from marin_dagster.executor import planning
-from support import Recorder, metadata_of, run_job, status_of
+from support import Recorder, metadata_of, run_job, status_of, wait_for_step_threads
 
 DEV = {"fingerprint": "0", "version": "dev"}
 
@@ -141,3 +141,4 @@ def test_a_cancelled_run_over_a_finished_output_is_on_the_asset(
     assert "interrupted" in str(run.of_type("PIPELINE_FAILURE"))
     assert told(instance) == [("materialized", "built"), ("observed", "failed")]
     go_on.release()
+    wait_for_step_threads()

@@ -28,7 +28,7 @@ from marin_dagster import (
 from marin_dagster.cache import Attempt, StepCache
 from marin_dagster.executor import planning
 from marin_dagster.executor.pools import RunSlots
-from support import Recorder, Run, run_job, status_of
+from support import Recorder, Run, run_job, status_of, wait_for_step_threads
 
 POOL = "gpus"
 
@@ -169,7 +169,8 @@ def test_a_step_that_is_left_behind_keeps_no_slot(
 
     def wait_in_c(output_path: str) -> None:
         os.kill(os.getpid(), signal.SIGINT)
-        go_on.acquire()
+        with go_on:
+            pass
 
     stuck = [StepSpec(f"stuck_{index}", fn=wait_in_c) for index in range(2)]
     with capture_interrupts():
@@ -179,6 +180,7 @@ def test_a_step_that_is_left_behind_keeps_no_slot(
     assert _slots_taken(pooled) == 0
     assert run_job(_pooled_job(recorder.step("next")), pooled, job=JOB).success
     go_on.release()
+    wait_for_step_threads()
 
 
 @pytest.fixture
