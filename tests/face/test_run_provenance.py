@@ -28,7 +28,8 @@ def _of_a_server(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def write(out: str) -> None:
-    Path(out, "data.txt").write_text("x")
+    """Writes what a function that writes its own record would record."""
+    Path(out, "provenance.json").write_text(provenance.launch_provenance().to_json())
 
 
 def graph() -> list[Any]:
@@ -45,6 +46,9 @@ def provenances(store: Path) -> dict[str, dict[str, Any]]:
     files = [path for path in store.rglob("*") if path.is_file()]
     assert [path for path in files if b"s3cr3t" in path.read_bytes()] == []
     records = [json.loads(path.read_bytes()) for path in files if path.name == ".artifact.json"]
+    for record in records:
+        seen = json.loads(Path(record["output_path"], "provenance.json").read_text())
+        assert seen == record["provenance"]
     return {record["name"]: record["provenance"] for record in records}
 
 
