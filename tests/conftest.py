@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+S3_SERVER = Path(__file__).parent / "s3_server.py"
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
@@ -44,14 +46,14 @@ def store(tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A real S3 server on loopback; yields its URL."""
+    """A real S3 server on loopback, with atomic conditional puts; yields its URL."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     log = tmp_path_factory.mktemp("s3") / "server.log"
     with log.open("wb") as output:
         server = subprocess.Popen(
-            [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)],
+            [sys.executable, str(S3_SERVER), "-H", "127.0.0.1", "-p", str(port)],
             stdout=output,
             stderr=subprocess.STDOUT,
         )
