@@ -1,8 +1,10 @@
 """The lock file on object stores, changed by conditional puts only.
 
 S3 compares ETags and Google Cloud Storage generations, as Marin does on the same object, so two
-workers can never hold one lease. The puts go through obstore; where to and with which credentials
-is read off the fsspec filesystem that serves the data, so there is nothing to configure twice.
+workers can never hold one lease. Some servers that speak S3 take such a put and ignore its
+condition: the first lease that a process acquires in a bucket shows it, and such a bucket is
+refused. The puts go through obstore; where to and with which credentials is read off the fsspec
+filesystem that serves the data, so there is nothing to configure twice.
 """
 
 from collections.abc import Callable
@@ -26,6 +28,8 @@ from marin_dagster.errors import StoreError
 
 T = TypeVar("T")
 
+_NO_VERSION = {"e_tag": f'"{"0" * 32}"'}
+"""A version that no object has."""
 _CREDENTIALS_LIVE = timedelta(minutes=10)
 _TIMEOUTS = {"connect_timeout": "5s", "timeout": "15s"}
 """Short: a renewal whose first try hangs is to succeed well before the lease runs out."""
@@ -56,7 +60,33 @@ class ObjectLock:
         content, version = self._get()
         if watch.is_live(parse_lease(content)):
             return False
-        return self._put(new_lease(worker_id), version) or self._holds(worker_id)
+        if not self._put(new_lease(worker_id), version) and not self._holds(worker_id):
+            return False
+        bucket, _ = self._object()
+        if not bucket.proven:
+            try:
+                self._prove_conditions(worker_id)
+            except BaseException:
+                with suppress(StoreError):
+                    self.release(worker_id)
+                raise
+            bucket.proven = True
+        return True
+
+    def _prove_conditions(self, worker_id: str) -> None:
+        """Raise unless the bucket refuses puts whose condition does not hold.
+
+        The lock file is there, since this worker holds the lease: it can neither be created nor
+        have a version that no object has.
+        """
+        for version, condition in ((None, "If-None-Match"), (_NO_VERSION, "If-Match")):
+            # Twice: somebody may have removed the folder meanwhile.
+            if all(self._put(new_lease(worker_id), version) for _ in range(2)):
+                raise StoreError(
+                    f"the store ignores conditional puts ({condition}), so that two workers could "
+                    f"hold the lease {self.folder.url}/{LOCK_FILE}. Update its server, or use a "
+                    "store that honours them."
+                )
 
     def refresh(self, worker_id: str) -> None:
         content, version = self._get()
@@ -66,12 +96,12 @@ class ObjectLock:
 
     def release(self, worker_id: str) -> None:
         if self._holds(worker_id):
-            store, key = self._object()
+            bucket, key = self._object()
 
             def delete() -> None:
                 # Gone already when only the answer to the first try was lost.
                 with suppress(FileNotFoundError):
-                    store.delete(key)
+                    bucket.store.delete(key)
 
             self._ask("delete", delete)
 
@@ -83,11 +113,11 @@ class ObjectLock:
 
     def _get(self) -> tuple[bytes | None, dict[str, str] | None]:
         """The lock file and its version, as the next conditional put wants it."""
-        store, key = self._object()
+        bucket, key = self._object()
 
         def get() -> tuple[bytes | None, dict[str, str] | None]:
             try:
-                found = store.get(key)
+                found = bucket.store.get(key)
             except FileNotFoundError:
                 return None, None
             meta = found.meta
@@ -100,11 +130,11 @@ class ObjectLock:
         """Write if the object still has this version, or still does not exist."""
         from obstore.exceptions import AlreadyExistsError, PreconditionError
 
-        store, key = self._object()
+        bucket, key = self._object()
 
         def put() -> bool:
             try:
-                store.put(key, format_lease(lease), mode=version or "create")
+                bucket.store.put(key, format_lease(lease), mode=version or "create")
             except (AlreadyExistsError, PreconditionError):
                 return False
             return True
@@ -115,7 +145,7 @@ class ObjectLock:
         with asking(verb, f"{self.folder.url}/{LOCK_FILE}"):
             return call()
 
-    def _object(self) -> tuple[Any, str]:
+    def _object(self) -> "tuple[_Bucket, str]":
         bucket, _, key = self.folder.file(LOCK_FILE).partition("/")
         return _bucket(self.folder.fs, bucket), key
 
@@ -133,8 +163,18 @@ def _scheme(fs: Any) -> str:
     return str(protocol[0])
 
 
+@dataclass(eq=False)
+class _Bucket:
+    """One bucket, as this process reaches it."""
+
+    store: Any
+    """obstore's."""
+    proven: bool = False
+    """Whether it refuses puts whose condition does not hold."""
+
+
 @lru_cache(maxsize=64)
-def _bucket(fs: Any, bucket: str) -> Any:
+def _bucket(fs: Any, bucket: str) -> _Bucket:
     try:
         from obstore.store import GCSStore, S3Store
     except ImportError as error:
@@ -144,8 +184,9 @@ def _bucket(fs: Any, bucket: str) -> Any:
             f"marin-dagster[{extra}]."
         ) from error
     if _scheme(fs) == "s3":
-        return S3Store(bucket, retry_config=_RETRIES, **_s3_settings(fs, bucket))
-    return GCSStore(bucket, retry_config=_RETRIES, **_gcs_settings(fs))
+        return _Bucket(S3Store(bucket, retry_config=_RETRIES, **_s3_settings(fs, bucket)))
+    # One provider, which honours conditions.
+    return _Bucket(GCSStore(bucket, retry_config=_RETRIES, **_gcs_settings(fs)), proven=True)
 
 
 def _s3_settings(fs: Any, bucket: str) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 import http.client
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -15,6 +15,8 @@ UNAVAILABLE = (
 )
 
 FOREVER = 10**9
+
+_HOP_BY_HOP = ("connection", "transfer-encoding", "content-length", "expect")
 
 DELETES = "?delete"
 """The path of S3's request to delete several objects, which obstore makes for one, too."""
@@ -59,6 +61,13 @@ class Delayed(Fault):
 
     arrived: threading.Event = field(default_factory=threading.Event)
     go_on: threading.Event = field(default_factory=threading.Event)
+
+
+@dataclass
+class Careless(Fault):
+    """The store does what it is asked, without a look at the conditions in these headers."""
+
+    ignored: tuple[str, ...] = ("if-match", "if-none-match")
 
 
 class UnsteadyProxy(ThreadingHTTPServer):
@@ -122,7 +131,8 @@ class _Handler(BaseHTTPRequestHandler):
         if isinstance(fault, Delayed):
             fault.arrived.set()
             fault.go_on.wait(120)
-        status, headers, content = self._forward(body)
+        ignored = fault.ignored if isinstance(fault, Careless) else ()
+        status, headers, content = self._forward(body, ignored)
         if isinstance(fault, AnswerLost):
             self.close_connection = True
             self.connection.shutdown(socket.SHUT_RDWR)
@@ -145,12 +155,14 @@ class _Handler(BaseHTTPRequestHandler):
             pass
         return body
 
-    def _forward(self, body: bytes) -> tuple[int, list[tuple[str, str]], bytes]:
+    def _forward(
+        self, body: bytes, ignored: Sequence[str]
+    ) -> tuple[int, list[tuple[str, str]], bytes]:
         connection = http.client.HTTPConnection(self.server.upstream, timeout=120)
         headers = {
             name: value
             for name, value in self.headers.items()
-            if name.lower() not in ("connection", "transfer-encoding", "content-length", "expect")
+            if name.lower() not in (*_HOP_BY_HOP, *ignored)
         }
         try:
             connection.request(self.command, self.path, body, headers)
