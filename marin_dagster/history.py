@@ -46,6 +46,8 @@ class History:
             looks: what a look-up has found of each step that would run, by output path.
             keys: the asset of each output path.
         """
+        if not looks:
+            return Outlook()
         try:
             builds = self._last_builds()
         except Exception:
