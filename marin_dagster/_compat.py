@@ -4,6 +4,9 @@ All of them have these names from Dagster 1.11.16 on; the tests run the lowest a
 release.
 """
 
+from dagster._core.definitions.asset_checks.asset_check_evaluation import (
+    AssetCheckEvaluationTargetMaterializationData,
+)
 from dagster._core.definitions.job_base import InMemoryJob
 from dagster._core.definitions.utils import DISALLOWED_NAMES
 from dagster._core.events import (
@@ -49,6 +52,7 @@ __all__ = [
     "DISALLOWED_NAMES",
     "RUNLESS_RUN_ID",
     "ActiveExecution",
+    "AssetCheckEvaluationTargetMaterializationData",
     "AssetEntry",
     "AssetMaterializationPlannedData",
     "AssetObservationData",

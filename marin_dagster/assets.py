@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import dagster as dg
 
 from marin_dagster.errors import CollisionError, GraphError, MarinDagsterWarning
+from marin_dagster.integrity_check import CHECK_NAME, check_spec
 from marin_dagster.op_names import op_name
 from marin_dagster.step_op import OUTPUT_NAME, StepOp
 from marin_dagster.steps import StepGraph, StepLike
@@ -36,6 +37,7 @@ def build_marin_assets(
     translator: DagsterMarinTranslator | None = None,
     io_manager_key: str = DEFAULT_IO_MANAGER_KEY,
     group_name: str | None = None,
+    checks: bool = False,
 ) -> Sequence[MarinAsset]:
     """One asset for each step and each of its transitive dependencies.
 
@@ -49,6 +51,8 @@ def build_marin_assets(
         group_name: the group of every asset to which the translator gives none. Without, a graph of
             up to 40 steps is in Dagster's default group; in a larger one, a step whose name has
             several parts is in the group of the first, ``data`` for ``data/raw``.
+        checks: with the check ``cache_integrity`` of each asset that runs build, evaluated by the
+            step's own op; :func:`build_marin_checks` has what it compares, and makes checks apart.
 
     Returns:
         ``AssetsDefinition`` of the steps with a function and ``AssetSpec`` of the others, for
@@ -61,7 +65,7 @@ def build_marin_assets(
     graph = graph_of(steps)
     translator = translator or DagsterMarinTranslator()
     specs = asset_specs(graph, translator, group_name)
-    return step_assets(graph, specs, translator, io_manager_key)
+    return step_assets(graph, specs, translator, io_manager_key, checks=checks)
 
 
 def step_assets(
@@ -69,6 +73,8 @@ def step_assets(
     specs: Mapping[str, dg.AssetSpec],
     translator: DagsterMarinTranslator,
     io_manager_key: str = DEFAULT_IO_MANAGER_KEY,
+    *,
+    checks: bool = False,
 ) -> Sequence[MarinAsset]:
     """The assets of a graph whose specs are made; see :func:`build_marin_assets`."""
     keys = {path: spec.key for path, spec in specs.items()}
@@ -81,7 +87,7 @@ def step_assets(
             assets.append(spec.with_io_manager_key(io_manager_key))
         else:
             step_op = StepOp(step, graph, io_manager_key, _input_steps(step, spec, keys))
-            assets.append(_assets_definition(spec, step_op, translator))
+            assets.append(_assets_definition(spec, step_op, translator, checks=checks))
     return assets
 
 
@@ -239,16 +245,22 @@ def _inputs(spec: dg.AssetSpec) -> dict[str, dg.AssetKey]:
 
 
 def _assets_definition(
-    spec: dg.AssetSpec, step_op: StepOp, translator: DagsterMarinTranslator
+    spec: dg.AssetSpec, step_op: StepOp, translator: DagsterMarinTranslator, *, checks: bool
 ) -> dg.AssetsDefinition:
     # By the constructor, not by @asset: a graph of thousands of steps loads 2.5 times faster. The
     # inputs are Nothing: a step reads its dependencies' paths itself.
+    # With a check, a run can select either of the two, so neither is required.
+    outs = {
+        OUTPUT_NAME: dg.Out(dg.Any, io_manager_key=step_op.io_manager_key, is_required=not checks)
+    }
+    if checks:
+        outs[CHECK_NAME] = dg.Out(dg.Nothing, is_required=False)
     op = dg.OpDefinition(
         name=op_name(spec.key),
         description=spec.description,
         compute_fn=step_op,
         ins={name: dg.In(dg.Nothing) for name in _inputs(spec)},
-        outs={OUTPUT_NAME: dg.Out(dg.Any, io_manager_key=step_op.io_manager_key)},
+        outs=outs,
         required_resource_keys={step_op.io_manager_key},
         code_version=spec.code_version,
         tags=dict(translator.get_op_tags(step_op.step)),
@@ -259,4 +271,6 @@ def _assets_definition(
         keys_by_output_name={OUTPUT_NAME: spec.key},
         node_def=op,
         specs=[spec],
+        check_specs_by_output_name={CHECK_NAME: check_spec(spec.key)} if checks else None,
+        can_subset=checks,
     )

@@ -30,6 +30,7 @@ from marin_dagster.reports import (
     output_metadata,
     record_of,
     recorded_version,
+    removed,
     sendable,
 )
 from marin_dagster.steps import StepGraph, StepLike
@@ -124,7 +125,7 @@ def cache_sensor_of(
     )
     def cache_sensor(context: dg.SensorEvaluationContext) -> dg.SensorResult:
         cache = cache_of(context.resources, io_manager_key, f"sensor {name!r}")
-        return _tick(context, cache, watched)
+        return _tick(context, cache, graph, watched)
 
     return cache_sensor
 
@@ -142,7 +143,10 @@ def _watched(graph: StepGraph, specs: Mapping[str, dg.AssetSpec]) -> Sequence[Wa
 
 
 def _tick(
-    context: dg.SensorEvaluationContext, cache: StepCache, watched: Sequence[Watched]
+    context: dg.SensorEvaluationContext,
+    cache: StepCache,
+    graph: StepGraph,
+    watched: Sequence[Watched],
 ) -> dg.SensorResult:
     instance = context.instance
     entries = asset_entries(instance, [item.key for item in watched])
@@ -173,7 +177,7 @@ def _tick(
         others = {key for item in fresh for key, step in item.watched.inputs.items() if not step}
         entries |= asset_entries(instance, list(others))
     versions = {key: last_version(entry) for key, entry in entries.items()}
-    events = dict(_events(context, fresh, found, versions))
+    events = dict(_events(context, graph, fresh, found, versions))
     told = Told.after(before, news, frozenset(events))
     return dg.SensorResult(
         asset_events=list(events.values()),
@@ -219,12 +223,17 @@ def _times(watched: Sequence[Watched], found: Mapping[str, LookUp]) -> dict[str,
 
 def _events(
     context: dg.SensorEvaluationContext,
+    graph: StepGraph,
     news: Sequence[News],
     found: Mapping[str, LookUp],
     versions: dict[dg.AssetKey, str | None],
 ) -> Iterator[tuple[dg.AssetKey, dg.AssetMaterialization | dg.AssetObservation]]:
     """The events, dependencies first, as far as the time for reading records goes."""
     began = time.monotonic()
+
+    def is_built(path: str) -> bool:
+        return found[path].state is CacheState.HIT
+
     for start in range(0, len(news), _AT_ONCE):
         if time.monotonic() - began > _READING_S:
             return
@@ -241,7 +250,8 @@ def _events(
                 yield key, _materialization(item, metadata[path], found, versions)
                 versions[key] = item.version
             else:
-                yield key, _observation(item, found[path])
+                needed = graph.is_needed(path, is_built)
+                yield key, _observation(item, found[path], needed=needed)
 
 
 def _metadata(
@@ -284,7 +294,7 @@ def _materialization(
     )
 
 
-def _observation(news: News, look: LookUp) -> dg.AssetObservation:
+def _observation(news: News, look: LookUp, *, needed: bool) -> dg.AssetObservation:
     step = news.watched.step
     if news.kind is Kind.FAILED:
         return cut_off(news.watched.key, step)
@@ -296,11 +306,11 @@ def _observation(news: News, look: LookUp) -> dg.AssetObservation:
         case Kind.RUNNING:
             owner = sendable(look.owner or "unknown")
             metadata["marin/owner"] = owner
-            said = f"is being built elsewhere, by {owner}."
+            said = f"It is being built elsewhere, by {owner}."
         case _:
-            said = "was finished, and its output is gone. A run that needs it builds it again."
+            said = removed(needed)
     return dg.AssetObservation(
-        news.watched.key, description=f"{address(step)} {said}", metadata=metadata
+        news.watched.key, description=f"{address(step)}: {said}", metadata=metadata
     )
 
 

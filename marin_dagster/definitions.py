@@ -8,7 +8,6 @@ import dagster as dg
 from marin_dagster._compat import cached_method
 from marin_dagster.assets import DEFAULT_IO_MANAGER_KEY, Steps, asset_specs, graph_of, step_assets
 from marin_dagster.cache_sensor import cache_sensor_of
-from marin_dagster.checks import build_marin_checks
 from marin_dagster.executor import build_marin_executor
 from marin_dagster.io_manager import MarinIOManager
 from marin_dagster.runners import Runner
@@ -77,8 +76,8 @@ def build_definitions(
             :func:`build_marin_schedule`.
         cache_sensor: also a sensor, ``<job_name>_cache_sensor``, that reports what others build and
             remove in the store; :func:`build_marin_cache_sensor` has more to set.
-        checks: the check ``cache_integrity`` of each asset; see :func:`build_marin_checks`. A graph
-            of thousands of steps loads a third faster without.
+        checks: the check ``cache_integrity`` of each asset, evaluated by its step's own op;
+            :func:`build_marin_checks` has what it compares.
         group_name: the group of every asset to which the translator gives none; see
             :func:`build_marin_assets` for the groups without.
 
@@ -91,7 +90,7 @@ def build_definitions(
     graph = graph_of(steps)
     translator = translator or DagsterMarinTranslator()
     specs = asset_specs(graph, translator, group_name)
-    assets = step_assets(graph, specs, translator)
+    assets = step_assets(graph, specs, translator, checks=checks)
     executor_def = executor or build_marin_executor(max_concurrent, runners=runners)
     built = [asset.key for asset in assets if isinstance(asset, dg.AssetsDefinition)]
     jobs, schedules = [], []
@@ -99,8 +98,7 @@ def build_definitions(
         jobs.append(
             dg.define_asset_job(
                 job_name,
-                # Each check would cost as much as a step that is in the cache.
-                selection=dg.AssetSelection.assets(*built).without_checks(),
+                selection=dg.AssetSelection.assets(*built),
                 executor_def=executor_def,
                 description="Builds every step that is not in the cache.",
             )
@@ -115,7 +113,6 @@ def build_definitions(
         sensors.append(cache_sensor_of(graph, specs, name=name))
     return MarinDefinitions(
         assets=assets,
-        asset_checks=build_marin_checks(graph, translator=translator) if checks else [],
         resources={DEFAULT_IO_MANAGER_KEY: _default_io_manager()},
         jobs=jobs,
         schedules=schedules,

@@ -35,6 +35,10 @@ SERVED = "Nothing ran: the output was finished."
 RESULT = "marin/result"
 """What the function returned, when it is more than numbers."""
 
+FAILED_AGAIN = (
+    "It is not finished any more: it was begun again, and that attempt failed or was cut off."
+)
+
 MAX_NUMBERS = 100
 """Of a result: each is an entry of its own in every event that tells of the output."""
 
@@ -79,8 +83,7 @@ def cut_off(key: dg.AssetKey, step: StepLike) -> dg.AssetObservation:
     """That an output was finished, and an attempt to build it again has left it unfinished."""
     return dg.AssetObservation(
         key,
-        description=f"{address(step)} is not finished any more: it was begun again, and that "
-        "attempt failed or was cut off.",
+        description=f"{address(step)}: {FAILED_AGAIN}",
         metadata={"marin/cache": "failed", OUTPUT_PATH: dg.MetadataValue.path(step.output_path)},
     )
 
@@ -137,6 +140,21 @@ def last_output_path(entry: AssetEntry | None) -> str | None:
     recorded = last_materialization(entry)
     path = recorded.metadata.get(OUTPUT_PATH) if recorded else None
     return str(path.value) if path else None
+
+
+def removed(needed: bool) -> str:
+    """What became of an output that Dagster knows and that is gone, and what to do.
+
+    Args:
+        needed: whether a run of everything would build it again.
+    """
+    said = "The output was finished, and it is gone."
+    if needed:
+        return f"{said} A run that needs it builds it again."
+    return (
+        f"{said} Nothing needs it now, for every step that reads it is finished; materialize it "
+        "alone to rebuild it."
+    )
 
 
 def _built_by(hit: Hit, record: ArtifactRecord | None) -> dict[str, Any]:

@@ -24,6 +24,8 @@ from marin_dagster.cache import (
 from marin_dagster.control import StepControl, step_control
 from marin_dagster.errors import MarinDagsterError, RemoteFunctionError
 from marin_dagster.history import History
+from marin_dagster.instance import asset_entries
+from marin_dagster.integrity_check import CHECK_NAME, evaluate, unknown
 from marin_dagster.io_manager import cache_of
 from marin_dagster.job_exceptions import DESCRIBERS, restore
 from marin_dagster.reports import (
@@ -60,9 +62,10 @@ OUTPUT_NAME = "result"
 
 @dataclass(frozen=True, eq=False)
 class StepOp:
-    """The compute function of a step's op: serve from the cache, or build.
+    """The compute function of a step's op: serve from the cache, or build, and check the output.
 
-    It yields the :class:`Hit` or the open :class:`Attempt`; the IO manager commits the latter.
+    A run can select the output, the check, or both. The op yields the
+    :class:`Hit` or the open :class:`Attempt`; the IO manager commits the latter.
     """
 
     step: StepLike
@@ -73,10 +76,31 @@ class StepOp:
 
     def __call__(
         self, context: dg.AssetExecutionContext, inputs: Mapping[str, Any]
-    ) -> Iterator[dg.Output[Any]]:
-        control = step_control.get() or StepControl()
-        with control.failing():
-            yield from self._serve_or_build(context, control)
+    ) -> Iterator[dg.Output[Any] | dg.AssetCheckEvaluation]:
+        # The keys as they are in this job: they may have been changed after build_marin_assets.
+        makes_asset = bool(context.selected_asset_keys)
+        if makes_asset:
+            control = step_control.get() or StepControl()
+            with control.failing():
+                yield from self._serve_or_build(context, control)
+        for check in context.selected_asset_check_keys:
+            evaluation = self._check(context, check.asset_key, has_output=makes_asset)
+            # Not as an AssetCheckResult: for that, Dagster reads the asset's last materialization,
+            # which costs more than the whole check.
+            yield dg.Output(None, CHECK_NAME)
+            yield evaluation
+
+    def _check(
+        self, context: dg.AssetExecutionContext, key: dg.AssetKey, *, has_output: bool
+    ) -> dg.AssetCheckEvaluation:
+        entry = None if has_output else asset_entries(context.instance, [key]).get(key)
+        try:
+            return evaluate(self.step, self.graph, key, entry)
+        except MarinDagsterError as error:
+            if not has_output:
+                raise
+            # The output is committed and recorded; its step has not failed.
+            return unknown(key, error)
 
     def _serve_or_build(
         self, context: dg.AssetExecutionContext, control: StepControl
@@ -148,7 +172,6 @@ class StepOp:
     ) -> dg.Output[Any]:
         # What was built from a drifted input deserves a warning, as in Marin; what is served not.
         warn = _warn(context, control) if isinstance(value, Attempt) else None
-        # The keys as they are in this job: they may have been changed after build_marin_assets.
         keys = context.assets_def.keys_by_input_name
         # Dagster cannot know the version of a dependency that this instance never materialized,
         # and would call the output stale as soon as it did.

@@ -11,7 +11,7 @@ import dagster as dg
 from marin_dagster._compat import ExecutionPlan, PlanExecutionContext
 from marin_dagster.errors import StepError
 from marin_dagster.runners import StepOverride
-from marin_dagster.step_op import OUTPUT_NAME, StepOp
+from marin_dagster.step_op import StepOp
 from marin_dagster.steps import StepGraph, StepLike
 from marin_dagster.steps.protocol import address
 
@@ -26,6 +26,8 @@ class PlannedStep:
     op: StepOp
     asset_key: dg.AssetKey
     """The key as it is in this job."""
+    check: dg.AssetCheckKey | None
+    """The asset's own check, when it is selected."""
     runner: str | None
     """The op's ``marin/runner`` tag."""
 
@@ -36,15 +38,20 @@ class PlannedStep:
 
 
 def planned_steps(context: PlanExecutionContext, plan: ExecutionPlan) -> dict[str, PlannedStep]:
-    """The steps of the plan that are ours, by step key, in topological order."""
+    """The steps of the plan that build our assets, by step key, in topological order.
+
+    Where a run selects the check of an asset alone, its step is not among them.
+    """
     found = {}
     layer = context.job_def.asset_layer
     for step in plan.get_steps_to_execute_in_topo_order():
         compute = compute_of(context, step)
         if isinstance(compute, StepOp):
-            key = layer.get_asset_key_for_node_output(step.node_handle, OUTPUT_NAME)
-            if key is not None:
-                found[step.key] = PlannedStep(compute, key, step.tags.get(RUNNER_TAG))
+            assets_def = layer.get_assets_def_for_node(step.node_handle)
+            if assets_def is not None and assets_def.keys:
+                (key,) = assets_def.keys
+                check = next(iter(assets_def.check_keys), None)
+                found[step.key] = PlannedStep(compute, key, check, step.tags.get(RUNNER_TAG))
     return found
 
 

@@ -23,6 +23,7 @@ from marin_dagster.instance import asset_entries, last_version
 from marin_dagster.io_manager import cache_of
 from marin_dagster.reports import built_in_s, recorded_version
 from marin_dagster.runners import INLINE, Place, Routing, StepOverride
+from marin_dagster.step_op import StepOp
 from marin_dagster.steps.protocol import address, is_mutable
 
 _GRACE_S = 5.0
@@ -41,7 +42,7 @@ class Decisions:
     places: Mapping[str, Place]
     """Where the functions run of the steps that are not in the cache."""
     checks: frozenset[str]
-    """Our checks."""
+    """Steps that only check an output."""
     pruned: Mapping[str, str]
     """Left alone, and why."""
     drifted: Mapping[str, Drift]
@@ -142,7 +143,11 @@ def decide(
     expected: set[str] = set()
     # An ordinary step always runs, so the outputs that it reads are needed. Our checks take what
     # is there.
-    checks = {step.key for step in plan.steps if isinstance(compute_of(context, step), IntegrityOp)}
+    checks = {
+        step.key
+        for step in plan.steps
+        if step.key not in planned and isinstance(compute_of(context, step), StepOp | IntegrityOp)
+    }
     required = {
         planned[dep].step.output_path
         for key, deps in executable.items()

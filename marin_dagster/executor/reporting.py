@@ -18,10 +18,13 @@ from marin_dagster._compat import (
     StepSuccessData,
 )
 from marin_dagster.cache import Drift, DriftLog
+from marin_dagster.cache.many import look_at_all
 from marin_dagster.errors import MarinDagsterError
 from marin_dagster.executor.fates import RUN, Fate, fates_table
 from marin_dagster.executor.planned import PlannedStep
 from marin_dagster.executor.planning import Decisions
+from marin_dagster.instance import asset_entries
+from marin_dagster.integrity_check import evaluate, unknown
 from marin_dagster.reports import OUTPUT_PATH, REASON, SERVED
 from marin_dagster.steps import StepLike
 from marin_dagster.steps.changes import some
@@ -87,15 +90,20 @@ def report(
     context: PlanExecutionContext, plan: ExecutionPlan, decisions: Decisions, drifts: DriftLog
 ) -> Iterator[DagsterEvent]:
     """Events of the steps that no thread will run; ``drifts`` warns of those that have drifted."""
+    checks = _checks(context, decisions)
     for step in plan.get_steps_to_execute_in_topo_order():
         if step.key in decisions.pruned:
-            yield _skipped(context.for_step(step), f"Skipped: {decisions.pruned[step.key]}")
+            skipped = context.for_step(step)
+            yield _skipped(skipped, f"Skipped: {decisions.pruned[step.key]}")
+            if (evaluation := checks.get(step.key)) is not None:
+                yield DagsterEvent.asset_check_evaluation(skipped, evaluation)
         elif step.key in decisions.served:
             of_step = context.for_step(step)
             drift = decisions.drifted.get(step.key)
             if drift is not None:
                 drifts.warn(decisions.planned[step.key].step, drift, of_step.log)
-            yield from _observe(of_step, decisions.planned[step.key], drift)
+            served = decisions.planned[step.key]
+            yield from _observe(of_step, served, drift, checks.get(step.key))
         elif step.key in decisions.blocked:
             ours = decisions.planned[step.key].step
             yield _blocked(context.for_step(step), ours, decisions.blocked[step.key])
@@ -114,7 +122,31 @@ def report_unreachable(
             )
 
 
-def _observe(context: Any, served: PlannedStep, drift: Drift | None) -> Iterator[DagsterEvent]:
+def _checks(
+    context: PlanExecutionContext, decisions: Decisions
+) -> dict[str, dg.AssetCheckEvaluation]:
+    """The selected checks of these steps, by step key: nothing else evaluates them."""
+    planned = decisions.planned
+    left_alone = [key for key in planned if key in decisions.served or key in decisions.pruned]
+    checked = {key: planned[key] for key in left_alone if planned[key].check is not None}
+    entries = asset_entries(context.instance, [found.asset_key for found in checked.values()])
+
+    def evaluated(found: PlannedStep) -> dg.AssetCheckEvaluation:
+        entry = entries.get(found.asset_key)
+        try:
+            return evaluate(found.step, found.op.graph, found.asset_key, entry)
+        except MarinDagsterError as error:
+            return unknown(found.asset_key, error)
+
+    return look_at_all(evaluated, checked)
+
+
+def _observe(
+    context: Any,
+    served: PlannedStep,
+    drift: Drift | None,
+    evaluation: dg.AssetCheckEvaluation | None,
+) -> Iterator[DagsterEvent]:
     # An observation, not a materialization: the asset's latest materialization stays the true
     # build, and automation conditions downstream do not fire.
     yield DagsterEvent.step_start_event(context)
@@ -134,6 +166,8 @@ def _observe(context: Any, served: PlannedStep, drift: Drift | None) -> Iterator
         event_specific_data=AssetObservationData(observation),
         message=message,
     )
+    if evaluation is not None:
+        yield DagsterEvent.asset_check_evaluation(context, evaluation)
     # The UI shows no message of an observation, but it does of a success.
     yield DagsterEvent.from_step(
         event_type=DagsterEventType.STEP_SUCCESS,

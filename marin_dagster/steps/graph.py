@@ -86,6 +86,26 @@ class StepGraph:
                 readers[dep].append(path)
         return MappingProxyType({path: tuple(found) for path, found in readers.items()})
 
+    def is_needed(self, path: str, is_built: Callable[[str], bool]) -> bool:
+        """Whether a run of everything would build the missing output at ``path``.
+
+        As :func:`plan_run` decides, but it looks only at what reads the output.
+
+        Args:
+            path: the output path.
+            is_built: as in :func:`plan_run`; asked at most once for each path.
+        """
+        seen: set[str] = set()
+        waiting = [path]
+        while waiting:
+            found = _readers(self, waiting.pop(), frozenset())
+            readers = {reader for reader in found if not is_external(self.steps[reader])}
+            if not readers:
+                return True
+            waiting += [reader for reader in readers - seen if not is_built(reader)]
+            seen |= readers
+        return False
+
 
 @dataclass(frozen=True)
 class RunPlan:

@@ -1,13 +1,16 @@
 """The asset check ``cache_integrity``, in runs."""
 
 import json
+import logging
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import dagster as dg
 import pytest
+from sensing import Watch
 
 from marin_dagster import (
     MarinIOManager,
@@ -19,7 +22,7 @@ from marin_dagster import (
 )
 from marin_dagster._compat import InMemoryJob, execute_run
 from marin_dagster.lazy import OUT, apply
-from support import Recorder, Run, run_job
+from support import JOB, Recorder, Run, run_job
 
 EVERYTHING = "__ASSET_JOB"
 """The job behind the UI's Materialize and Execute buttons."""
@@ -37,13 +40,19 @@ def evaluations(run: Run) -> Evaluations:
     return {evaluation.asset_key.to_user_string(): evaluation for evaluation in found}
 
 
-def run_checks(definitions: dg.Definitions, instance: dg.DagsterInstance, *keys: str) -> Run:
-    """A run of the checks of some assets alone, as the UI's Execute starts it."""
+def run_checks(
+    definitions: dg.Definitions,
+    instance: dg.DagsterInstance,
+    *keys: str,
+    assets: Iterable[str] = (),
+) -> Run:
+    """A run of the checks of some assets, as the UI's Execute starts it, and of other assets."""
+    selected = {dg.AssetKey.from_user_string(key) for key in assets}
     checks = {
         dg.AssetCheckKey(dg.AssetKey.from_user_string(key), "cache_integrity") for key in keys
     }
     job = definitions.resolve_job_def(EVERYTHING)
-    job = job.get_subset(asset_selection=set(), asset_check_selection=checks)
+    job = job.get_subset(asset_selection=selected, asset_check_selection=checks)
     recorded = instance.create_run_for_job(job_def=job)
     result = execute_run(InMemoryJob(job), recorded, instance, raise_on_error=False)
     return Run(result.success, list(result.all_events), recorded.run_id)
@@ -53,21 +62,16 @@ def said(evaluation: dg.AssetCheckEvaluation, name: str) -> Any:
     return evaluation.metadata[name].value
 
 
-def test_the_job_over_all_steps_runs_no_check(
-    instance: dg.DagsterInstance, recorder: Recorder
-) -> None:
-    run = run_job(build_definitions([recorder.step("raw")]), instance)
-    assert run.success
-    assert evaluations(run) == {}
-
-
-def test_materialize_all_checks_what_it_has_built(
-    instance: dg.DagsterInstance, recorder: Recorder
+@pytest.mark.parametrize("job", [JOB, EVERYTHING])
+def test_materialize_all_checks_what_it_has_built_or_served(
+    job: str, instance: dg.DagsterInstance, recorder: Recorder
 ) -> None:
     definitions = build_definitions([recorder.step("a.b/clean-1", recorder.step("raw"))])
     for built in (["raw", "a.b/clean-1"], []):
-        run = run_job(definitions, instance, job=EVERYTHING)
+        run = run_job(definitions, instance, job=job)
         assert run.success
+        # By the step's own op: a check is no step of the run.
+        assert len(run.steps("STEP_SUCCESS")) == 2
         assert recorder.take() == built
         found = evaluations(run)
         assert sorted(found) == ["a.b/clean-1", "raw"]
@@ -88,8 +92,73 @@ def test_a_check_sets_nothing_going(instance: dg.DagsterInstance, recorder: Reco
     assert recorder.take() == []  # pruned: what reads it is finished
     found = evaluations(run)
     assert found["clean"].passed
-    assert not found["raw"].passed
-    assert "it is gone (status: nothing there)" in (found["raw"].description or "")
+    assert found["raw"].passed  # who removes an intermediate output has done nothing wrong
+    assert "Nothing needs it now" in (found["raw"].description or "")
+    assert "materialize it alone to rebuild it" in (found["raw"].description or "")
+
+
+def test_an_output_that_is_gone_and_needed_is_a_warning(
+    instance: dg.DagsterInstance, recorder: Recorder
+) -> None:
+    raw = recorder.step("raw")
+    clean = recorder.step("clean", raw)
+    definitions = build_definitions([clean])
+    run_job(definitions, instance)
+    for step in (raw, clean):
+        shutil.rmtree(step.output_path)
+
+    found = evaluations(run_checks(definitions, instance, "raw", "clean"))
+
+    for key in ("raw", "clean"):
+        assert not found[key].passed
+        assert found[key].severity is dg.AssetCheckSeverity.WARN
+        assert "A run that needs it builds it again" in (found[key].description or "")
+
+
+@pytest.mark.parametrize("gone", [["raw"], ["raw", "clean"]])
+def test_the_sensor_and_the_check_say_the_same_of_what_is_gone(
+    gone: list[str], instance: dg.DagsterInstance, recorder: Recorder
+) -> None:
+    raw = recorder.step("raw")
+    steps = {"raw": raw, "clean": recorder.step("clean", raw)}
+    definitions = build_definitions([steps["clean"]])
+    run_job(definitions, instance)
+    for name in gone:
+        shutil.rmtree(steps[name].output_path)
+
+    checked = evaluations(run_checks(definitions, instance, *gone))
+    observed = Watch(instance, [steps["clean"]]).tick()
+
+    assert sorted(observed) == sorted(gone)
+    for name in gone:
+        assert observed[name].description.endswith(f": {checked[name].description}")
+
+
+def test_an_asset_and_the_check_of_another(
+    instance: dg.DagsterInstance, recorder: Recorder
+) -> None:
+    raw = recorder.step("raw")
+    definitions = build_definitions([recorder.step("clean", raw)])
+    run_job(definitions, instance, select=["raw"])
+    recorder.take()
+    run = run_checks(definitions, instance, "raw", assets=["clean"])
+    assert run.success
+    assert list(run.materialized()) == ["clean"]
+    assert list(evaluations(run)) == ["raw"]
+    assert recorder.take() == ["clean"]
+
+
+def test_other_executors_check_what_they_have_built_or_served(
+    instance: dg.DagsterInstance, recorder: Recorder
+) -> None:
+    definitions = build_definitions(
+        [recorder.step("clean", recorder.step("raw"))], executor=dg.in_process_executor
+    )
+    for _ in range(2):
+        run = run_job(definitions, instance)
+        assert run.success
+        assert all(found.passed for found in evaluations(run).values())
+        assert sorted(evaluations(run)) == ["clean", "raw"]
 
 
 def test_where_nothing_is_finished_there_is_nothing_to_check(
@@ -187,7 +256,7 @@ def test_a_store_that_refuses_is_an_error_of_the_check(
     run = run_checks(definitions, instance, "here", "away")
     assert not run.success
     assert list(evaluations(run)) == ["here"]
-    assert "broken://bucket/store/away" in run.error("away___cache_integrity")
+    assert "broken://bucket/store/away" in run.error("away")
 
 
 def test_assets_and_checks_made_by_hand_fit(
@@ -232,6 +301,10 @@ def test_a_failure_leaves_the_checks_of_other_steps_alone(
         "good": True,
         "new": True,
     }
+    # Of the step that failed, and of the one below it; nothing of their checks.
+    errors = [entry for entry in instance.all_logs(run.run_id) if entry.level >= logging.ERROR]
+    assert {entry.step_key for entry in errors} == {"bad", "below", None}
+    assert not [entry for entry in errors if "cache_integrity" in entry.user_message]
 
 
 def test_a_graph_can_do_without(instance: dg.DagsterInstance, recorder: Recorder) -> None:
