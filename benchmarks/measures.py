@@ -104,6 +104,36 @@ def measure_run(graph: str, peer: str) -> dict[str, float]:
     return measured
 
 
+def measure_checks(graph: str, repeats: int) -> dict[str, float]:
+    """Seconds of a run of everything that builds or serves the graph, with checks and without.
+
+    The runs take turns in one process and one instance; the shortest of each kind counts.
+    """
+    import dagster as dg
+
+    from marin_dagster import StepSpec, build_definitions
+    from marin_dagster._compat import InMemoryJob, execute_run
+
+    quiet = {"loggers": {"console": {"config": {"log_level": "ERROR"}}}}
+    prefix = os.environ["MARIN_PREFIX"]
+    found: dict[str, list[float]] = {}
+    with dg.DagsterInstance.get() as instance:
+        for turn in range(2 * repeats + 1):
+            checks = turn % 2 == 1
+            os.environ["MARIN_PREFIX"] = f"{prefix}/{turn}"
+            definitions = build_definitions(build_steps(graph, StepSpec), checks=checks)
+            for kind in ("build", "serve"):
+                job = definitions.resolve_job_def("materialize_steps")
+                started = time.perf_counter()
+                recorded = instance.create_run_for_job(job, run_config=quiet)
+                if not execute_run(InMemoryJob(job), recorded, instance).success:
+                    raise RuntimeError(f"{graph} failed")
+                if turn > 0:  # the first run of an instance creates its tables
+                    name = f"{kind}_checked" if checks else kind
+                    found.setdefault(name, []).append(time.perf_counter() - started)
+    return {name: min(seconds) for name, seconds in found.items()}
+
+
 def reconstructable(graph: str, peer: str) -> Any:
     """The job, in a form that child processes can load again."""
     import dagster as dg
@@ -307,6 +337,7 @@ def measure_idle() -> dict[str, float]:
 
 MEASURES: dict[str, Callable[..., dict[str, float]]] = {
     "run": measure_run,
+    "checks": measure_checks,
     "decision": measure_decision,
     "schedule": measure_schedule,
     "sensor": measure_sensor,

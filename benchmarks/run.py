@@ -67,6 +67,17 @@ def compare(graph: str) -> None:
         )
 
 
+def checks() -> None:
+    """Runs of everything with checks, and how many times as long as without."""
+    for graph in ("flat-100", "waiting-16"):
+        measured = measure("checks", graph, 3)
+        for kind in ("build", "serve"):
+            checked, plain = measured[f"{kind}_checked"], measured[kind]
+            print(
+                f"{graph} {kind}: {checked:.2f} s, without {plain:.2f} s ({checked / plain:.2f}x)"
+            )
+
+
 def decision() -> None:
     """What must run of 1,000 finished steps."""
     for where, latency_s in (("local disk", 0.0), ("a store with 50 ms latency", 0.05)):
@@ -118,6 +129,7 @@ def idle() -> None:
 
 
 SCENARIOS: dict[str, Callable[[], None]] = {
+    "checks": checks,
     "decision": decision,
     "schedule": schedule,
     "sensor": sensor,

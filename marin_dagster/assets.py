@@ -38,6 +38,7 @@ def build_marin_assets(
     io_manager_key: str = DEFAULT_IO_MANAGER_KEY,
     group_name: str | None = None,
     checks: bool = False,
+    retry_policy: dg.RetryPolicy | None = None,
 ) -> Sequence[MarinAsset]:
     """One asset for each step and each of its transitive dependencies.
 
@@ -53,6 +54,8 @@ def build_marin_assets(
             several parts is in the group of the first, ``data`` for ``data/raw``.
         checks: with the check ``cache_integrity`` of each asset that runs build, evaluated by the
             step's own op; :func:`build_marin_checks` has what it compares, and makes checks apart.
+        retry_policy: when a run tries a step again, for steps to which the translator gives no
+            policy of their own.
 
     Returns:
         ``AssetsDefinition`` of the steps with a function and ``AssetSpec`` of the others, for
@@ -65,7 +68,9 @@ def build_marin_assets(
     graph = graph_of(steps)
     translator = translator or DagsterMarinTranslator()
     specs = asset_specs(graph, translator, group_name)
-    return step_assets(graph, specs, translator, io_manager_key, checks=checks)
+    return step_assets(
+        graph, specs, translator, io_manager_key, checks=checks, retry_policy=retry_policy
+    )
 
 
 def step_assets(
@@ -75,6 +80,7 @@ def step_assets(
     io_manager_key: str = DEFAULT_IO_MANAGER_KEY,
     *,
     checks: bool = False,
+    retry_policy: dg.RetryPolicy | None = None,
 ) -> Sequence[MarinAsset]:
     """The assets of a graph whose specs are made; see :func:`build_marin_assets`."""
     keys = {path: spec.key for path, spec in specs.items()}
@@ -87,7 +93,8 @@ def step_assets(
             assets.append(spec.with_io_manager_key(io_manager_key))
         else:
             step_op = StepOp(step, graph, io_manager_key, _input_steps(step, spec, keys))
-            assets.append(_assets_definition(spec, step_op, translator, checks=checks))
+            policy = translator.get_retry_policy(step) or retry_policy
+            assets.append(_assets_definition(spec, step_op, translator, policy, checks=checks))
     return assets
 
 
@@ -245,7 +252,12 @@ def _inputs(spec: dg.AssetSpec) -> dict[str, dg.AssetKey]:
 
 
 def _assets_definition(
-    spec: dg.AssetSpec, step_op: StepOp, translator: DagsterMarinTranslator, *, checks: bool
+    spec: dg.AssetSpec,
+    step_op: StepOp,
+    translator: DagsterMarinTranslator,
+    retry_policy: dg.RetryPolicy | None,
+    *,
+    checks: bool,
 ) -> dg.AssetsDefinition:
     # By the constructor, not by @asset: a graph of thousands of steps loads 2.5 times faster. The
     # inputs are Nothing: a step reads its dependencies' paths itself.
@@ -265,6 +277,7 @@ def _assets_definition(
         code_version=spec.code_version,
         tags=dict(translator.get_op_tags(step_op.step)),
         pool=translator.get_pool(step_op.step),
+        retry_policy=retry_policy,
     )
     return dg.AssetsDefinition(
         keys_by_input_name=_inputs(spec),

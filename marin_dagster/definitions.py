@@ -53,6 +53,7 @@ def build_definitions(
     schedule: str | Sequence[str] | None = None,
     cache_sensor: bool = False,
     checks: bool = True,
+    retry_policy: dg.RetryPolicy | None = None,
     group_name: str | None = None,
 ) -> dg.Definitions:
     """Assets with checks, IO manager, executor and one job over all, and a schedule when wanted.
@@ -78,6 +79,9 @@ def build_definitions(
             remove in the store; :func:`build_marin_cache_sensor` has more to set.
         checks: the check ``cache_integrity`` of each asset, evaluated by its step's own op;
             :func:`build_marin_checks` has what it compares.
+        retry_policy: when a run tries a step again that has failed, such as
+            ``dg.RetryPolicy(max_retries=2, delay=60)``; never when None. For single steps, override
+            :meth:`DagsterMarinTranslator.get_retry_policy`.
         group_name: the group of every asset to which the translator gives none; see
             :func:`build_marin_assets` for the groups without.
 
@@ -90,7 +94,7 @@ def build_definitions(
     graph = graph_of(steps)
     translator = translator or DagsterMarinTranslator()
     specs = asset_specs(graph, translator, group_name)
-    assets = step_assets(graph, specs, translator, checks=checks)
+    assets = step_assets(graph, specs, translator, checks=checks, retry_policy=retry_policy)
     executor_def = executor or build_marin_executor(max_concurrent, runners=runners)
     built = [asset.key for asset in assets if isinstance(asset, dg.AssetsDefinition)]
     jobs, schedules = [], []

@@ -80,7 +80,10 @@ class StepOp:
         # The keys as they are in this job: they may have been changed after build_marin_assets.
         makes_asset = bool(context.selected_asset_keys)
         if makes_asset:
-            control = step_control.get() or StepControl()
+            control = step_control.get()
+            if control is None:
+                control = StepControl()
+                _warn_of_executor(context)
             with control.failing():
                 yield from self._serve_or_build(context, control)
         for check in context.selected_asset_check_keys:
@@ -206,6 +209,31 @@ def _warn(
     context: dg.AssetExecutionContext, control: StepControl
 ) -> Callable[[StepLike, Drift], None]:
     return partial(control.drifts.warn, run_log=context.log)
+
+
+def _warn_of_executor(context: dg.AssetExecutionContext) -> None:
+    """Log, once in a run, what another executor than ours does not do."""
+    job = context.job_def
+    chosen = context.run.step_keys_to_execute
+    # Each step may have a process of its own, and they know nothing of each other: the first one
+    # speaks for all.
+    first = next(
+        (
+            node.name
+            for node in job.nodes_in_topological_order
+            if isinstance(getattr(node.definition, "compute_fn", None), StepOp)
+            and (not chosen or node.name in chosen)
+        ),
+        None,
+    )
+    if context.op_execution_context.op_handle.name == first and context.retry_number == 0:
+        context.log.warning(
+            f"This run's executor is {job.executor_def.name!r}, not marin_executor. It starts "
+            "every selected step, also those that are cached or that nothing needs, and knows "
+            "neither force nor runners: steps with resources run in its own processes or threads, "
+            "without limits. Give the code location our executor: "
+            "dg.Definitions(..., executor=marin_executor)."
+        )
 
 
 def _built_version(

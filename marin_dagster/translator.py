@@ -98,6 +98,11 @@ class DagsterMarinTranslator:
         """The concurrency pool that the step's runs share with other runs; None by default."""
         return None
 
+    def get_retry_policy(self, step: StepLike) -> dg.RetryPolicy | None:
+        """When a run tries the step again; None, the default, for the ``retry_policy`` of
+        :func:`build_definitions`. ``dg.RetryPolicy(max_retries=0)`` is never."""
+        return None
+
 
 def _metadata(step: StepLike, resources: Any) -> dict[str, Any]:
     metadata: dict[str, Any] = {

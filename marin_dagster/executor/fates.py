@@ -126,7 +126,7 @@ def _fate(key: str, decisions: Decisions, outlooks: Mapping[str, Outlook]) -> Fa
     if key in decisions.done:
         return Fate(name, path, SERVED, ("built by an earlier worker of this run",))
     if key in decisions.cached:
-        new = "" if key in decisions.served else "; this instance has not recorded it yet"
+        new = "" if key in decisions.served else "; this run records it as a materialization"
         drift = decisions.drifted.get(key)
         why = (f"its output is finished{new}", *([drift.message] if drift else []))
         return Fate(name, path, SERVED, why)

@@ -26,6 +26,9 @@ from marin_dagster.runners import INLINE, Place, Routing, StepOverride
 from marin_dagster.step_op import StepOp
 from marin_dagster.steps.protocol import address, is_mutable
 
+BACKFILL_TAG = "dagster/backfill"
+"""The tag of a run that a backfill has launched."""
+
 _GRACE_S = 5.0
 _REMOTE_GRACE_S = 75.0
 """Longer than a job is given to end on its engine."""
@@ -155,6 +158,11 @@ def decide(
         for dep in deps
         if dep in planned
     } | wanted
+    # A backfill waits for a materialization of each asset that it asked for; an observation or a
+    # skipped step leaves it, and all that is below, without one.
+    is_backfill = BACKFILL_TAG in context.dagster_run.tags
+    if is_backfill:
+        required |= {found.step.output_path for found in planned.values()}
     for graph, key_of in by_graph(planned):
         seen = plan_from_cache(
             _cache(context, planned, key_of),
@@ -194,6 +202,8 @@ def decide(
     expected |= refused.keys()
     versions = {key: recorded_version(hit.step, drifted.get(key)) for key, hit in hits.items()}
     served, saved_s = _known_to_instance(context.instance, hits, versions)
+    if is_backfill:
+        served = set()
     return Decisions(
         planned=planned,
         looks=looks,

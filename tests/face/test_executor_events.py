@@ -19,6 +19,7 @@ OUTCOMES = {
     "STEP_OUTPUT",
     "ASSET_MATERIALIZATION",
     "ASSET_OBSERVATION",
+    "ASSET_CHECK_EVALUATION",
     "HANDLED_OUTPUT",
     "STEP_SUCCESS",
     "STEP_FAILURE",
@@ -32,6 +33,8 @@ OF_THE_RUNNER = {"marin/runner", "marin/job"}
 
 Story = list[tuple[str, dict[str, Any]]]
 
+CHECKED: tuple[str, dict[str, Any]] = ("ASSET_CHECK_EVALUATION", {})
+
 
 def materialized(**told: Any) -> Story:
     """The events of a step that is built, or served as if it were."""
@@ -42,6 +45,8 @@ def materialized(**told: Any) -> Story:
         ("STEP_OUTPUT", {}),
         ("ASSET_MATERIALIZATION", {**output, **cache}),
         ("HANDLED_OUTPUT", {}),
+        ("STEP_OUTPUT", {}),
+        CHECKED,
         ("STEP_SUCCESS", {}),
     ]
 
@@ -52,10 +57,11 @@ HIT = materialized(cache="hit", reason="Nothing ran", built_by=getpass.getuser()
 OBSERVED = [
     ("STEP_START", {}),
     ("ASSET_OBSERVATION", {"marin/cache": "hit", "marin/reason": "Nothing ran"}),
+    CHECKED,
     ("STEP_SUCCESS", {}),
 ]
 FAILED = [("STEP_START", {}), ("STEP_FAILURE", {})]
-SKIPPED = [("STEP_SKIPPED", {})]
+SKIPPED = [("STEP_SKIPPED", {}), CHECKED]
 
 EVERYWHERE = {"fresh": FIRST, "found": HIT, "broken": FAILED, "below": []}
 """Ran, cached, failed, and upstream-failed."""

@@ -11,8 +11,10 @@ import dagster as dg
 import pytest
 
 from marin_dagster import (
+    DagsterMarinTranslator,
     MarinIOManager,
     StepSpec,
+    build_definitions,
     build_marin_assets,
     marin_executor,
 )
@@ -64,6 +66,29 @@ def test_a_policy_on_the_job_retries_a_step_and_the_run_is_green(
     assert run.steps("STEP_FAILURE") == []
     assert status_of(train) == "SUCCESS"
     assert not is_locked(train)
+
+
+class OfItsOwn(DagsterMarinTranslator):
+    """Gives the step ``own`` a policy, and ``never`` one that forbids retries."""
+
+    def get_retry_policy(self, step: Any) -> dg.RetryPolicy | None:
+        return {"own": dg.RetryPolicy(max_retries=2), "never": dg.RetryPolicy(max_retries=0)}.get(
+            step.name
+        )
+
+
+def test_definitions_and_translator_give_retry_policies(instance: dg.DagsterInstance) -> None:
+    flaky = {name: Flaky(failures=5) for name in ("own", "never", "other")}
+    steps = [StepSpec(name, fn=function) for name, function in flaky.items()]
+    definitions = build_definitions(
+        steps, translator=OfItsOwn(), retry_policy=dg.RetryPolicy(max_retries=1)
+    )
+
+    run = run_job(definitions, instance)
+
+    assert run.steps("STEP_FAILURE") == ["never", "other", "own"]
+    attempts = {name: function.attempts for name, function in flaky.items()}
+    assert attempts == {"own": 3, "never": 1, "other": 2}
 
 
 def test_between_two_attempts_the_status_is_failed_and_the_lock_is_gone(

@@ -1,5 +1,6 @@
 """The same assets under Dagster's own executors: no pruning, but nothing is built twice."""
 
+import logging
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -97,6 +98,24 @@ def test_a_step_that_fails_under_the_in_process_executor_is_marked_and_releases_
     assert not is_locked(train)
     assert status_of(other) == "SUCCESS"
     assert not Path(evaluate.output_path).exists()
+
+
+@pytest.mark.parametrize(
+    ("way", "warnings"), [("in process", 1), ("multiprocess", 1), ("marin", 0)]
+)
+def test_a_run_under_another_executor_warns_once(
+    way: str, warnings: int, calls: Path, sqlite: dg.DagsterInstance
+) -> None:
+    keys = [dg.AssetKey("prep"), dg.AssetKey("train")]
+    with dg.execute_job(face_jobs.loadable(way), sqlite, asset_selection=keys) as result:
+        assert result.success
+
+    logged = sqlite.all_logs(result.run_id)
+    warned = [entry.user_message for entry in logged if entry.level == logging.WARNING]
+    assert len(warned) == warnings
+    for message in warned:
+        assert "executor=marin_executor" in message
+        assert "neither force nor runners" in message
 
 
 def test_what_one_executor_built_another_serves(calls: Path, sqlite: dg.DagsterInstance) -> None:
