@@ -183,33 +183,36 @@ def test_a_step_that_is_left_behind_keeps_no_slot(
     wait_for_step_threads()
 
 
+def _fail(output_path: str) -> None:
+    raise RuntimeError("fails on purpose")
+
+
 @pytest.fixture
-def never_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Dagster looks for a slot once, and then for ages not."""
+def never_again(pooled: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Dagster looks for a slot once, and then for ages not; a run that waits for it is stopped."""
     for name in ("INITIAL_INTERVAL_VALUE", "MAX_CONCURRENCY_CLAIM_BLOCKED_INTERVAL"):
         monkeypatch.setattr(instance_concurrency_context, name, 1e6)
+    guard = threading.Timer(PATIENCE_S, os.kill, (os.getpid(), signal.SIGINT))
+    with capture_interrupts():
+        guard.start()
+        yield
+        guard.cancel()
 
 
 @pytest.mark.usefixtures("never_again")
-def test_a_slot_passes_from_step_to_step_without_waiting(pooled: dg.DagsterInstance) -> None:
-    house = House()
-    steps = [StepSpec(f"step_{index}", fn=house.visit) for index in range(12)]
+@pytest.mark.parametrize(
+    ("function", "retries"), [(print, 0), (_fail, 2)], ids=["steps", "retries"]
+)
+def test_a_slot_passes_on_without_waiting(
+    function: Callable[[str], None], retries: int, pooled: dg.DagsterInstance
+) -> None:
+    steps = [StepSpec(f"step_{index}", fn=function) for index in range(6)]
+    policy = dg.RetryPolicy(max_retries=retries) if retries else None
 
-    run = run_job(_pooled_job(*steps), pooled, job=JOB, config={"max_concurrent": 12})
+    run = run_job(_pooled_job(*steps, op_retry_policy=policy), pooled, job=JOB)
 
-    assert run.success
-    assert (house.calls, house.peak) == (12, 2)
-    assert _slots_taken(pooled) == 0
-
-
-@pytest.mark.usefixtures("never_again")
-def test_a_retry_gets_a_slot_without_waiting(pooled: dg.DagsterInstance) -> None:
-    steps = [StepSpec(f"step_{index}", fn=_fail) for index in range(4)]
-    definitions = _pooled_job(*steps, op_retry_policy=dg.RetryPolicy(max_retries=2))
-
-    run = run_job(definitions, pooled, job=JOB)
-
-    assert len(run.of_type("STEP_UP_FOR_RETRY")) == 8
+    assert len(run.steps("STEP_SUCCESS") + run.steps("STEP_FAILURE")) == 6
+    assert len(run.of_type("STEP_UP_FOR_RETRY")) == 6 * retries
     assert _slots_taken(pooled) == 0
 
 
@@ -229,10 +232,6 @@ def test_a_slot_that_another_run_waits_for_is_left_to_it(pooled: dg.DagsterInsta
     assert storage.claim_concurrency_slot(POOL, "another run", "x", 1).is_claimed
     slots.free_step("b")
     assert slots.claim(POOL, "c")
-
-
-def _fail(output_path: str) -> None:
-    raise RuntimeError("fails on purpose")
 
 
 def test_a_full_pool_keeps_no_run_waiting_whose_steps_are_all_served(
