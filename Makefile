@@ -11,7 +11,7 @@ export PATH := $(PATH):$(subst $() ,:,$(wildcard $(or $(PYENV_ROOT),$(HOME)/.pye
 DEMO := $(CURDIR)/.demo
 demo_env := MARIN_PREFIX=$(DEMO)/store DAGSTER_HOME=$(DEMO)/dagster DO_NOT_TRACK=1
 run := $(UV) run --frozen
-SERVERS := tests/server tests/deployment tests/browser
+SERVERS := tests/e2e/server tests/e2e/deployment tests/e2e/browser
 # Where the tests in a browser leave pictures of the pages.
 export MARIN_DAGSTER_PICTURES ?= $(CURDIR)/.pictures
 
@@ -48,7 +48,7 @@ interop: $(UV) debian ## Tests against real marin-core, in a Python 3.12 environ
 	UV=$(UV) scripts/test-interop $(PYTEST_ARGS)
 
 pictures: env debian ## Take the README's pictures anew
-	MARIN_DAGSTER_PICTURES=docs/pictures $(run) pytest tests/browser -k pictures_of_the_readme
+	MARIN_DAGSTER_PICTURES=docs/pictures $(run) pytest tests/e2e/browser -k pictures_of_the_readme
 
 env: $(UV) ## The development environment
 	@$(UV) sync --quiet --frozen

@@ -11,14 +11,16 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from marin_dagster.assets import build_marin_assets
+    from marin_dagster.assets.build import build_marin_assets
+    from marin_dagster.assets.checks import build_marin_checks
+    from marin_dagster.assets.io_manager import MarinIOManager, StepOutput
+    from marin_dagster.assets.translator import DagsterMarinTranslator
+    from marin_dagster.automation.cache_sensor import build_marin_cache_sensor
+    from marin_dagster.automation.schedule import build_marin_schedule
     from marin_dagster.cache import ArtifactRecord, StepCache
-    from marin_dagster.cache_sensor import build_marin_cache_sensor
-    from marin_dagster.checks import build_marin_checks
     from marin_dagster.definitions import build_definitions
     from marin_dagster.errors import MarinDagsterError, MarinDagsterWarning, StepsFailedError
     from marin_dagster.executor import build_marin_executor, marin_executor
-    from marin_dagster.io_manager import MarinIOManager, StepOutput
     from marin_dagster.lazy import (
         OUT,
         Artifact,
@@ -30,7 +32,6 @@ if TYPE_CHECKING:
         read_artifact,
         write_artifact,
     )
-    from marin_dagster.schedules import build_marin_schedule
     from marin_dagster.step_runner import StepRunner, resolve, run
     from marin_dagster.steps import (
         RemoteCallable,
@@ -41,7 +42,6 @@ if TYPE_CHECKING:
         remote,
     )
     from marin_dagster.steps.versions import BuildContext, VersionCodex, build_context
-    from marin_dagster.translator import DagsterMarinTranslator
 
 _HOMES = {
     "OUT": "lazy",
@@ -49,17 +49,17 @@ _HOMES = {
     "ArtifactRecord": "cache",
     "ArtifactStep": "lazy",
     "BuildContext": "steps.versions",
-    "DagsterMarinTranslator": "translator",
+    "DagsterMarinTranslator": "assets.translator",
     "MarinDagsterError": "errors",
     "MarinDagsterWarning": "errors",
-    "MarinIOManager": "io_manager",
+    "MarinIOManager": "assets.io_manager",
     "RemoteCallable": "steps",
     "ResourceConfig": "steps",
     "StepCache": "cache",
     "StepContext": "lazy",
     "StepGraph": "steps",
     "StepLike": "steps",
-    "StepOutput": "io_manager",
+    "StepOutput": "assets.io_manager",
     "StepRunner": "step_runner",
     "StepSpec": "steps",
     "StepsFailedError": "errors",
@@ -67,11 +67,11 @@ _HOMES = {
     "apply": "lazy",
     "build_context": "steps.versions",
     "build_definitions": "definitions",
-    "build_marin_assets": "assets",
-    "build_marin_cache_sensor": "cache_sensor",
-    "build_marin_checks": "checks",
+    "build_marin_assets": "assets.build",
+    "build_marin_cache_sensor": "automation.cache_sensor",
+    "build_marin_checks": "assets.checks",
     "build_marin_executor": "executor",
-    "build_marin_schedule": "schedules",
+    "build_marin_schedule": "automation.schedule",
     "lower": "lazy",
     "marin_executor": "executor",
     "materialized_config": "lazy",

@@ -6,13 +6,19 @@ from functools import cache
 import dagster as dg
 
 from marin_dagster._compat import cached_method
-from marin_dagster.assets import DEFAULT_IO_MANAGER_KEY, Steps, asset_specs, graph_of, step_assets
-from marin_dagster.cache_sensor import cache_sensor_of
+from marin_dagster.assets.build import (
+    DEFAULT_IO_MANAGER_KEY,
+    Steps,
+    asset_specs,
+    graph_of,
+    step_assets,
+)
+from marin_dagster.assets.io_manager import MarinIOManager
+from marin_dagster.assets.translator import DagsterMarinTranslator
+from marin_dagster.automation.cache_sensor import cache_sensor_of
+from marin_dagster.automation.schedule import DEFAULT_JOB_NAME, build_marin_schedule
 from marin_dagster.executor import build_marin_executor
-from marin_dagster.io_manager import MarinIOManager
 from marin_dagster.runners import Runner
-from marin_dagster.schedules import DEFAULT_JOB_NAME, build_marin_schedule
-from marin_dagster.translator import DagsterMarinTranslator
 
 
 class MarinDefinitions(dg.Definitions):

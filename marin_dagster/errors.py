@@ -13,13 +13,13 @@
     │   └── FingerprintMismatchError       a recipe is not the one that its handle expects
     ├── ResourceError (ValueError)         a resource request that makes no sense
     ├── StoreError (OSError)               the store refused to read or write a file of the cache
-    │   └── StoreAwayError                 it gave no useful answer for a long time
+    │   └── StoreTimeoutError                 it gave no useful answer for a long time
     ├── RecordError                        a record that is missing or cannot be read
     ├── LeaseLostError                     another worker took over the output while a step ran
     ├── RunnerError                        a runner cannot take a step, or did not finish it
     │   ├── RoutingError (ValueError)      no such runner, or one that cannot honour the resources
     │   ├── EngineError                    the engine does not answer, or refused the job
-    │   │   └── EngineAwayError            it did not answer, so a job may have begun or not
+    │   │   └── EngineTimeoutError            it did not answer, so a job may have begun or not
     │   ├── RemoteFunctionError            the step's function raised, in its job
     │   ├── JobFailedError                 the job died: a signal, out of memory, an exit code
     │   └── JobLostError                   the engine lost the job: its node is gone, or preempted
@@ -89,7 +89,7 @@ class StoreError(MarinDagsterError, OSError):
     """The store refused to read or write a file of the cache."""
 
 
-class StoreAwayError(StoreError):
+class StoreTimeoutError(StoreError):
     """The store was asked again and again in vain; the next question would wait as long."""
 
 
@@ -113,7 +113,7 @@ class EngineError(RunnerError):
     """The engine behind a runner does not answer, or refused the job."""
 
 
-class EngineAwayError(EngineError):
+class EngineTimeoutError(EngineError):
     """The engine did not answer a submission, so the job may have begun or not."""
 
 

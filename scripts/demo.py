@@ -16,7 +16,7 @@ from pathlib import Path
 
 import dagster as dg
 
-from marin_dagster.cache import Folder, read_record
+from marin_dagster.cache import OutputDir, read_record
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "example_project" / "src"))
 
@@ -98,7 +98,7 @@ def _rows(events: Iterable[dg.DagsterEvent]) -> dict[str, tuple[str, str, str]]:
 
 
 def _print_numbers(rows: dict[str, tuple[str, str, str]]) -> None:
-    record = read_record(Folder.at(rows["evaluate"][2]))
+    record = read_record(OutputDir.at(rows["evaluate"][2]))
     numbers = record.result if record and record.result else {}
     print("\nperplexity of the held-out text (a model that knows nothing: the vocabulary's size)")
     for name, value in numbers.items():

@@ -8,8 +8,15 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    # The tests of the lower layers load neither.
+    from dagster import DagsterInstance
+
+    from helpers.runs import Recorder
 
 S3_SERVER = Path(__file__).parent / "s3_server.py"
 
@@ -84,6 +91,36 @@ def s3_prefix(
     bucket = f"bucket-{os.getpid()}-{abs(hash(request.node.nodeid)) % 10**10}"
     s3fs.S3FileSystem().mkdir(bucket)
     return f"s3://{bucket}/store"
+
+
+@pytest.fixture
+def broken_store(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """``MARIN_PREFIX`` on a filesystem that raises; the list says what it was asked for."""
+    import fsspec
+
+    from helpers.broken_store import BrokenFileSystem
+
+    fsspec.register_implementation("broken", BrokenFileSystem, clobber=True)
+    monkeypatch.setenv("MARIN_PREFIX", "broken://bucket/store")
+    BrokenFileSystem.touched = []
+    return BrokenFileSystem.touched
+
+
+@pytest.fixture
+def instance() -> "Iterator[DagsterInstance]":
+    """An instance in memory."""
+    from helpers.runs import memory_instance
+
+    with memory_instance() as made:
+        yield made
+
+
+@pytest.fixture
+def recorder() -> "Recorder":
+    """Makes steps and remembers which ran."""
+    from helpers.runs import Recorder
+
+    return Recorder()
 
 
 def _wait_until_answers(url: str, server: "subprocess.Popen[bytes]", log: Path) -> None:

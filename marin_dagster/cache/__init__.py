@@ -7,7 +7,7 @@ from marin_dagster.cache.lease import LeaseTiming
 from marin_dagster.cache.provenance import Provenance, RunIdentity, built_as, launch_provenance
 from marin_dagster.cache.record import ArtifactRecord, read_record, write_record
 from marin_dagster.cache.status import Status, read_status, write_status
-from marin_dagster.cache.store import Folder
+from marin_dagster.cache.store import OutputDir
 
 __all__ = [
     "ArtifactRecord",
@@ -15,10 +15,10 @@ __all__ = [
     "CacheState",
     "Drift",
     "DriftLog",
-    "Folder",
     "Hit",
     "LeaseTiming",
     "LookUp",
+    "OutputDir",
     "Provenance",
     "RunIdentity",
     "Status",

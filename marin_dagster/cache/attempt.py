@@ -12,7 +12,7 @@ from datetime import datetime
 from typing import Any
 
 from marin_dagster.cache.drift import Drift
-from marin_dagster.cache.keeper import HeldLease
+from marin_dagster.cache.heartbeat import HeldLease
 from marin_dagster.cache.lease import Lease
 from marin_dagster.cache.provenance import Provenance, RunIdentity, launch_provenance
 from marin_dagster.cache.record import (
@@ -24,8 +24,8 @@ from marin_dagster.cache.record import (
     write_record,
 )
 from marin_dagster.cache.status import Status, read_status, write_status
-from marin_dagster.cache.store import Folder
-from marin_dagster.errors import LeaseLostError, RecordError, StoreAwayError, StoreError
+from marin_dagster.cache.store import OutputDir
+from marin_dagster.errors import LeaseLostError, RecordError, StoreError, StoreTimeoutError
 from marin_dagster.steps.protocol import StepLike, address
 
 logger = logging.getLogger(__name__)
@@ -36,7 +36,7 @@ class Hit:
     """A finished output, served from the cache."""
 
     step: StepLike
-    folder: Folder
+    folder: OutputDir
     drift: Drift | None = None
     """It was built by another recipe."""
 
@@ -61,7 +61,7 @@ class Attempt:
     """
 
     step: StepLike
-    folder: Folder
+    folder: OutputDir
     previous: Status | None = None
     """What the status said before; None when it said nothing."""
     previous_at: datetime | None = None
@@ -156,7 +156,7 @@ class Attempt:
             ResultError: a record cannot hold the result.
             RecordError: the function should have written a record and did not, or not a readable
                 one.
-            StoreAwayError: the store does not answer; the attempt has been left as it is.
+            StoreTimeoutError: the store does not answer; the attempt has been left as it is.
             StoreError: the store refused.
 
         After any other of these the attempt has failed.
@@ -179,7 +179,7 @@ class Attempt:
                 write_status(self.folder, Status.SUCCESS)
                 self._committed = True
                 self._remove_scaffold()
-            except StoreAwayError as error:
+            except StoreTimeoutError as error:
                 self.leave(error)
                 raise
             except BaseException:
@@ -226,7 +226,7 @@ class Attempt:
                 self._lease.check()
                 if not self.still_stands():
                     write_status(self.folder, Status.FAILED)
-            except StoreAwayError as error:
+            except StoreTimeoutError as error:
                 self.leave(error)
                 return
             except LeaseLostError as error:
@@ -250,7 +250,7 @@ class Attempt:
         except Exception:
             logger.exception("could not release the lease on %s; it runs out", self.folder.url)
 
-    def leave(self, error: StoreAwayError) -> None:
+    def leave(self, error: StoreTimeoutError) -> None:
         """End without another word to a store that does not answer: each would wait as long again.
 
         What the store holds stays as it is; the lease is renewed no more and runs out, and the next

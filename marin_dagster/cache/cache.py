@@ -23,14 +23,14 @@ from typing import Any
 
 from marin_dagster.cache.attempt import Attempt, Hit
 from marin_dagster.cache.drift import Drift, DriftLog, find_drift
-from marin_dagster.cache.keeper import HeldLease, keeper
+from marin_dagster.cache.heartbeat import HeldLease, keeper
 from marin_dagster.cache.lease import Lease, LeaseTiming, LeaseWatch, Lock, new_worker_id
 from marin_dagster.cache.locks import lock_for
-from marin_dagster.cache.many import look_at_all
+from marin_dagster.cache.parallel import map_parallel
 from marin_dagster.cache.provenance import RunIdentity
 from marin_dagster.cache.record import write_info
 from marin_dagster.cache.status import STATUS_FILE, Status, read_status, write_status
-from marin_dagster.cache.store import Folder
+from marin_dagster.cache.store import OutputDir
 from marin_dagster.errors import (
     DependencyNotBuiltError,
     FingerprintMismatchError,
@@ -40,8 +40,8 @@ from marin_dagster.errors import (
     RecordError,
     StepError,
     StepWithoutFunctionError,
-    StoreAwayError,
     StoreError,
+    StoreTimeoutError,
 )
 from marin_dagster.steps.paths import check_step_path
 from marin_dagster.steps.protocol import StepLike, address, is_mutable
@@ -102,7 +102,7 @@ class StepCache:
             RecordError: the record of a lazy artifact cannot be read.
             StoreError: the store refused.
         """
-        folder = Folder.at(step.output_path)
+        folder = OutputDir.at(step.output_path)
         match read_status(folder):
             case Status.SUCCESS if is_mutable(step):
                 return LookUp(CacheState.MISS, finished=True, status=Status.SUCCESS)
@@ -124,7 +124,7 @@ class StepCache:
         Where the store refuses, the step is UNKNOWN; the others are not held up by it. Once one
         look-up has waited in vain for a bucket, the bucket's other steps are UNKNOWN, too.
         """
-        away: dict[str, StoreAwayError] = {}
+        away: dict[str, StoreTimeoutError] = {}
 
         def look(step: StepLike) -> LookUp:
             bucket = "/".join(step.output_path.split("/", 3)[:3])
@@ -132,13 +132,13 @@ class StepCache:
                 return LookUp(CacheState.UNKNOWN, error=away[bucket])
             try:
                 return self.look_up(step)
-            except StoreAwayError as error:
+            except StoreTimeoutError as error:
                 away[bucket] = error
                 return LookUp(CacheState.UNKNOWN, error=error)
             except (StoreError, RecordError, FingerprintMismatchError) as error:
                 return LookUp(CacheState.UNKNOWN, error=error)
 
-        return look_at_all(look, {step.output_path: step for step in steps})
+        return map_parallel(look, {step.output_path: step for step in steps})
 
     def begin(
         self,
@@ -150,7 +150,7 @@ class StepCache:
         run: RunIdentity | None = None,
         warn: Callable[[StepLike, Drift], Any] | None = None,
         wait: Callable[[float], Any] = time.sleep,
-        say: Callable[[str], Any] = logger.info,
+        log: Callable[[str], Any] = logger.info,
     ) -> Hit | Attempt:
         """Serve the step's output, or get hold of it to build it.
 
@@ -181,12 +181,12 @@ class StepCache:
             StoreError: the store refused.
         """
         check_step_path(step)
-        folder = Folder.at(step.output_path)
+        folder = OutputDir.at(step.output_path)
         lock = lock_for(folder, self.timing)
         watch = LeaseWatch(self.timing)
         rebuild = force or is_mutable(step)
         warn = warn or DriftLog().warn
-        said_at = float("-inf")
+        logged_at = float("-inf")
         checked = False
         while True:
             status = read_status(folder)
@@ -198,9 +198,9 @@ class StepCache:
                 checked = True
             lease = lock.read()
             if lease is not None and watch.is_live(lease):
-                if time.monotonic() - said_at > _WAIT_LOG_INTERVAL_S:
-                    said_at = time.monotonic()
-                    say(
+                if time.monotonic() - logged_at > _WAIT_LOG_INTERVAL_S:
+                    logged_at = time.monotonic()
+                    log(
                         f"{address(step)}: waiting for {lease.worker_id}, which is building "
                         f"{folder.url}"
                     )
@@ -226,7 +226,7 @@ class StepCache:
             except StepError:
                 attempt.give_back()
                 raise
-            except StoreAwayError as error:
+            except StoreTimeoutError as error:
                 attempt.leave(error)
                 raise
             except BaseException:
@@ -235,7 +235,7 @@ class StepCache:
             return attempt
 
     def _acquire(
-        self, step: StepLike, folder: Folder, lock: Lock, watch: LeaseWatch
+        self, step: StepLike, folder: OutputDir, lock: Lock, watch: LeaseWatch
     ) -> Attempt | None:
         worker_id = new_worker_id()
         if not lock.acquire(worker_id, watch):
@@ -250,7 +250,7 @@ class StepCache:
         return Attempt(step, folder, _lease=lease)
 
 
-def _hit(step: StepLike, folder: Folder, warn: Callable[[StepLike, Drift], Any]) -> Hit:
+def _hit(step: StepLike, folder: OutputDir, warn: Callable[[StepLike, Drift], Any]) -> Hit:
     drift = find_drift(step, folder)
     if drift is not None:
         warn(step, drift)
@@ -285,7 +285,7 @@ def previous_failure(step: StepLike) -> PreviousAttemptFailedError:
 
 def _check_dependencies(step: StepLike) -> None:
     dependencies = {dep.output_path: dep for dep in step.deps}
-    found = look_at_all(_dependency_status, dependencies)
+    found = map_parallel(_dependency_status, dependencies)
     missing = [
         f"{address(dependencies[path])} ({path}: {status or 'nothing there'})"
         for path, status in found.items()
@@ -299,7 +299,7 @@ def _check_dependencies(step: StepLike) -> None:
 
 
 def _dependency_status(dep: StepLike) -> Status | None:
-    folder = Folder.at(dep.output_path)
+    folder = OutputDir.at(dep.output_path)
     status = read_status(folder)
     if status is Status.SUCCESS and dep.hash_attrs.get("expected_fingerprint") is not None:
         find_drift(dep, folder)  # raises: nothing may be built from what is not expected

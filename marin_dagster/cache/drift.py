@@ -10,7 +10,7 @@ import threading
 from dataclasses import dataclass, field
 
 from marin_dagster.cache.record import ArtifactRecord, read_record
-from marin_dagster.cache.store import Folder
+from marin_dagster.cache.store import OutputDir
 from marin_dagster.errors import FingerprintMismatchError
 from marin_dagster.steps.fingerprint import describe_drift
 from marin_dagster.steps.protocol import StepLike, address, artifact_version, is_mutable
@@ -83,7 +83,7 @@ def _reaches(source: logging.Logger, run_log: logging.Logger) -> bool:
     return False
 
 
-def find_drift(step: StepLike, folder: Folder) -> Drift | None:
+def find_drift(step: StepLike, folder: OutputDir) -> Drift | None:
     """The drift of a finished output; None for any step that is no lazy artifact.
 
     Raises:
@@ -96,7 +96,7 @@ def find_drift(step: StepLike, folder: Folder) -> Drift | None:
     return drift_from(step, folder, read_record(folder))
 
 
-def drift_from(step: StepLike, folder: Folder, record: ArtifactRecord | None) -> Drift | None:
+def drift_from(step: StepLike, folder: OutputDir, record: ArtifactRecord | None) -> Drift | None:
     """:func:`find_drift` by a record that has been read."""
     version = artifact_version(step)
     if version is None or is_mutable(step):

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from marin_dagster.cache.drift import Drift, drift_from
 from marin_dagster.cache.record import RECORD_FILE, ArtifactRecord, as_recorded, read_record
 from marin_dagster.cache.status import STATUS_FILE, Status, read_status
-from marin_dagster.cache.store import Folder
+from marin_dagster.cache.store import OutputDir
 from marin_dagster.errors import (
     FingerprintMismatchError,
     RecordError,
-    StoreAwayError,
     StoreError,
+    StoreTimeoutError,
 )
-from marin_dagster.steps.changes import at_most, changes, cut, ends, some
+from marin_dagster.steps.diff import changes, limit_lines, shorten, shorten_middle, summarize
 from marin_dagster.steps.protocol import StepLike, artifact_version
 
 
@@ -40,10 +40,10 @@ def check_integrity(step: StepLike) -> Integrity:
         step: a step that runs build; who made other data may have kept no record, or another's.
 
     Raises:
-        StoreAwayError: the store did not answer.
+        StoreTimeoutError: the store did not answer.
         StoreError: the store refused to tell the status.
     """
-    folder = Folder.at(step.output_path)
+    folder = OutputDir.at(step.output_path)
     status = read_status(folder)
     if status is not Status.SUCCESS:
         return Integrity(status)
@@ -57,7 +57,7 @@ def check_integrity(step: StepLike) -> Integrity:
             # The form before records: its attributes and paths were those of another time.
             faults = faults if record.name != step.name else ()
         return Integrity(status, faults, drift_from(step, folder, record))
-    except StoreAwayError:
+    except StoreTimeoutError:
         raise
     except (StoreError, RecordError, FingerprintMismatchError) as error:
         return Integrity(status, (str(error),))
@@ -67,15 +67,15 @@ def _differences(step: StepLike, record: ArtifactRecord) -> Iterator[str]:
     version = artifact_version(step)
     # Older forms leave fields out.
     if record.name and record.name != step.name:
-        yield f"{RECORD_FILE} is of the step {cut(repr(record.name))}."
+        yield f"{RECORD_FILE} is of the step {shorten(repr(record.name))}."
     if record.version and record.version != version:
-        yield f"{RECORD_FILE} is of the version {cut(repr(record.version))}."
+        yield f"{RECORD_FILE} is of the version {shorten(repr(record.version))}."
     if version is None and step.writes_record:
         return  # what it keeps there is its own business
     if version is None and record.config is not None:
         declared = as_recorded(step.hash_attrs)
         if record.config != declared:
-            told = "; ".join(at_most(changes(record.config, declared)))
+            told = "; ".join(limit_lines(changes(record.config, declared)))
             yield f"{RECORD_FILE} has other attributes than the step, recorded -> declared: {told}."
     deps = list(step.dep_names if version is None else step.hash_attrs.get("deps", ()))
     if record.name and sorted(record.deps) != sorted(deps):
@@ -86,4 +86,4 @@ def _differences(step: StepLike, record: ArtifactRecord) -> Iterator[str]:
 
 
 def _named(deps: Counter[str]) -> str:
-    return some(repr(ends(dep)) for dep in sorted(deps.elements()))
+    return summarize(repr(shorten_middle(dep)) for dep in sorted(deps.elements()))

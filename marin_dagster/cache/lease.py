@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from marin_dagster.cache.store import Folder
+from marin_dagster.cache.store import OutputDir
 from marin_dagster.errors import LeaseLostError, StoreError
 
 LOCK_FILE = ".executor_status.lock"
@@ -135,7 +135,7 @@ class Lock(Protocol):
 class LocalLock:
     """The lock file on local disk, changed under ``flock``."""
 
-    folder: Folder
+    folder: OutputDir
     settle_s: float = 0.0
     """Seconds to wait and read back after winning, where Marin writes without ``flock``."""
 
@@ -214,7 +214,7 @@ class SettledLock:
     than that to settle needs a longer ``settle_s``.
     """
 
-    folder: Folder
+    folder: OutputDir
     timing: LeaseTiming
 
     def read(self) -> Lease | None:

@@ -2,10 +2,10 @@
 
 from marin_dagster.cache import object_lock
 from marin_dagster.cache.lease import LeaseTiming, LocalLock, Lock, SettledLock
-from marin_dagster.cache.store import Folder
+from marin_dagster.cache.store import OutputDir
 
 
-def lock_for(folder: Folder, timing: LeaseTiming) -> Lock:
+def lock_for(folder: OutputDir, timing: LeaseTiming) -> Lock:
     """``flock`` on local disk, conditional puts in buckets, write-settle-read elsewhere."""
     if folder.is_local:
         # Marin takes a file:// URL for any other store, and does not use flock there.

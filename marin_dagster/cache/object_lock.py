@@ -23,7 +23,7 @@ from marin_dagster.cache.lease import (
     parse_lease,
     require_own,
 )
-from marin_dagster.cache.store import Folder, asking
+from marin_dagster.cache.store import OutputDir, asking
 from marin_dagster.errors import StoreError
 
 T = TypeVar("T")
@@ -50,7 +50,7 @@ time limits it, not the number of tries: their pauses are random, 8 of them took
 class ObjectLock:
     """The lock file of one output in a bucket of S3 or Google Cloud Storage."""
 
-    folder: Folder
+    folder: OutputDir
 
     def read(self) -> Lease | None:
         content, _ = self._get()

@@ -7,7 +7,7 @@ from marin_dagster.cache.cache import CacheState, LookUp, StepCache
 from marin_dagster.cache.status import STATUS_FILE
 from marin_dagster.errors import MarinDagsterError
 from marin_dagster.steps import RunPlan, StepGraph, StepLike, plan_run
-from marin_dagster.steps.changes import some
+from marin_dagster.steps.diff import summarize
 from marin_dagster.steps.protocol import address, adopted_source, is_external
 
 
@@ -86,13 +86,13 @@ def blocked_message(graph: StepGraph, path: str, missing: Collection[str]) -> st
     others = [dep for dep in missing if dep not in external]
     reasons = []
     if others:
-        needs = some(f"{graph.steps[dep].name!r} ({dep})" for dep in others)
+        needs = summarize(f"{graph.steps[dep].name!r} ({dep})" for dep in others)
         reasons.append(
             f"needs {needs}, which has no successful output and is not selected in this run. "
             "Select it, too, or build it first."
         )
     if external:
-        needs = some(f"{graph.steps[dep].name!r} ({dep})" for dep in external)
+        needs = summarize(f"{graph.steps[dep].name!r} ({dep})" for dep in external)
         reasons.append(
             f"needs {needs}, which has no successful output and is built by no run. Put its data "
             f"there, with SUCCESS in its {STATUS_FILE}."

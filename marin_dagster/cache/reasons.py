@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from marin_dagster.cache.attempt import Attempt
-from marin_dagster.cache.earlier import EarlierOutputs, Search
 from marin_dagster.cache.lease import Lease
+from marin_dagster.cache.previous_outputs import PreviousOutputs, Search
 from marin_dagster.cache.record import ArtifactRecord, as_recorded
 from marin_dagster.cache.status import STATUS_FILE, Status
-from marin_dagster.cache.store import Folder
+from marin_dagster.cache.store import OutputDir
 from marin_dagster.errors import RecordError, StoreError
-from marin_dagster.steps.changes import at_most, changes, cut, ends, some
+from marin_dagster.steps.diff import changes, limit_lines, shorten, shorten_middle, summarize
 from marin_dagster.steps.fingerprint import describe_drift
 from marin_dagster.steps.protocol import (
     StepLike,
@@ -48,7 +48,7 @@ class Prospect:
     """What is known of a step that would be built, before an attempt begins."""
 
     step: StepLike
-    folder: Folder
+    folder: OutputDir
     previous: Status | None
     """What the status says; None when it says nothing."""
     previous_at: datetime | None
@@ -78,7 +78,7 @@ class Reasons:
 
 def find_reasons(
     attempt: Attempt | Prospect,
-    earlier: EarlierOutputs,
+    earlier: PreviousOutputs,
     *,
     last: LastBuild | None = None,
     graph: Container[str] = (),
@@ -101,7 +101,7 @@ def find_reasons(
 
 def _find_reasons(
     attempt: Attempt | Prospect,
-    earlier: EarlierOutputs,
+    earlier: PreviousOutputs,
     last: LastBuild | None,
     graph: Container[str],
 ) -> Reasons:
@@ -140,7 +140,7 @@ def compare(record: ArtifactRecord, step: StepLike) -> list[str]:
     return lines + _upstream(record, step)
 
 
-def _own_record(attempt: Attempt | Prospect, earlier: EarlierOutputs) -> ArtifactRecord | None:
+def _own_record(attempt: Attempt | Prospect, earlier: PreviousOutputs) -> ArtifactRecord | None:
     """What was built at the step's own path before."""
     # A finished output of the same hash was made from the same; one path can serve many recipes.
     same = attempt.previous is Status.SUCCESS and attempt.step.override_output_path is None
@@ -168,7 +168,7 @@ def _removed(
 
 def _search(
     attempt: Attempt | Prospect,
-    earlier: EarlierOutputs,
+    earlier: PreviousOutputs,
     last: LastBuild | None,
     graph: Container[str],
 ) -> Search:
@@ -214,13 +214,13 @@ def _attributes(record: ArtifactRecord, step: StepLike) -> list[str]:
     if record.config is None:
         return ["attributes: the record of the earlier output does not tell them"]
     found = changes(as_recorded(record.config), as_recorded(step.hash_attrs))
-    return at_most([f"attribute {line}" for line in found])
+    return limit_lines([f"attribute {line}" for line in found])
 
 
 def _recipe(record: ArtifactRecord, step: StepLike, version: str) -> list[str]:
     lines = []
     if record.version != version:
-        lines.append(f"version {cut(record.version or 'none')} -> {version}")
+        lines.append(f"version {shorten(record.version or 'none')} -> {version}")
     current = str(step.hash_attrs["fingerprint"])
     if record.fingerprint != current:
         fields = describe_drift(record.fingerprint_payload, step.fingerprint_payload).splitlines()
@@ -258,15 +258,15 @@ def input_changes(
 def _upstream(record: ArtifactRecord, step: StepLike) -> list[str]:
     lines = []
     for name, *versions in input_changes(record, step):
-        gone, new = ([cut(version) for version in some_of] for some_of in versions)
-        at = f"upstream {ends(name)}"
+        gone, new = ([shorten(version) for version in some_of] for some_of in versions)
+        at = f"upstream {shorten_middle(name)}"
         if gone and new:
-            lines.append(f"{at} changed: {some(gone)} -> {some(new)}")
+            lines.append(f"{at} changed: {summarize(gone)} -> {summarize(new)}")
         elif new:
-            lines.append(f"{at} added: {some(new)}")
+            lines.append(f"{at} added: {summarize(new)}")
         else:
-            lines.append(f"{at} removed: {some(gone)}")
-    return at_most(lines)
+            lines.append(f"{at} removed: {summarize(gone)}")
+    return limit_lines(lines)
 
 
 def _identities(record: ArtifactRecord, step: StepLike) -> Iterable[str]:

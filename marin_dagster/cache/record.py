@@ -22,7 +22,7 @@ from marin_dagster.cache.provenance import (
     launch_provenance,
 )
 from marin_dagster.cache.secrets import scrub
-from marin_dagster.cache.store import Folder
+from marin_dagster.cache.store import OutputDir
 from marin_dagster.errors import OutputNotReadyError, RecordError, ResultError
 from marin_dagster.steps.paths import join
 from marin_dagster.steps.protocol import StepLike
@@ -89,7 +89,7 @@ _MOST_OF_FAULT = 500
 _IDENTITY_FIELDS = ("name", "fingerprint", "result_type", "result")
 
 
-def read_record(folder: Folder) -> ArtifactRecord | None:
+def read_record(folder: OutputDir) -> ArtifactRecord | None:
     """The record of an output, in its own or an older form; None when it has none.
 
     Raises:
@@ -105,7 +105,7 @@ def read_record(folder: Folder) -> ArtifactRecord | None:
     return None
 
 
-def write_record(folder: Folder, record: ArtifactRecord) -> None:
+def write_record(folder: OutputDir, record: ArtifactRecord) -> None:
     """Write the record of an output.
 
     Raises:
@@ -140,7 +140,7 @@ def step_record(
 
 
 def restate_provenance(
-    folder: Folder, record: ArtifactRecord, run: RunIdentity | None
+    folder: OutputDir, record: ArtifactRecord, run: RunIdentity | None
 ) -> ArtifactRecord:
     """Correct the provenance in a record that the step's function has written.
 
@@ -220,7 +220,7 @@ def result_payload(step: _Named, result: Any) -> dict[str, Any] | None:
     return payload
 
 
-def write_info(folder: Folder, step: StepLike) -> bool:
+def write_info(folder: OutputDir, step: StepLike) -> bool:
     """Write ``.executor_info`` as Marin's scheduler does; an existing one is never overwritten.
 
     Returns:
@@ -243,7 +243,7 @@ def write_info(folder: Folder, step: StepLike) -> bool:
     return True
 
 
-def _parse_object(content: bytes, folder: Folder, name: str) -> dict[str, Any]:
+def _parse_object(content: bytes, folder: OutputDir, name: str) -> dict[str, Any]:
     try:
         document = json.loads(content)
         if not isinstance(document, dict):
@@ -253,7 +253,7 @@ def _parse_object(content: bytes, folder: Folder, name: str) -> dict[str, Any]:
     return document
 
 
-def _parse_record(document: dict[str, Any], folder: Folder) -> ArtifactRecord:
+def _parse_record(document: dict[str, Any], folder: OutputDir) -> ArtifactRecord:
     try:
         record = ArtifactRecord.model_validate(document)
     except ValidationError as error:
@@ -264,7 +264,7 @@ def _parse_record(document: dict[str, Any], folder: Folder) -> ArtifactRecord:
     return record
 
 
-def _parse_info(info: dict[str, Any], folder: Folder) -> ArtifactRecord | None:
+def _parse_info(info: dict[str, Any], folder: OutputDir) -> ArtifactRecord | None:
     if info.get("executor_version") == _SCHEDULER_INFO:
         return None
     fields = {
@@ -279,7 +279,7 @@ def _parse_info(info: dict[str, Any], folder: Folder) -> ArtifactRecord | None:
         raise _unreadable(folder, INFO_FILE, error) from error
 
 
-def _unreadable(folder: Folder, name: str, error: Exception) -> RecordError:
+def _unreadable(folder: OutputDir, name: str, error: Exception) -> RecordError:
     # Pydantic tells of each field that is wrong; the first ones do.
     fault = str(error)
     fault = fault if len(fault) <= _MOST_OF_FAULT else fault[:_MOST_OF_FAULT] + "…"

@@ -7,7 +7,7 @@ the last line counts. Anything else is not a success.
 import json
 from enum import StrEnum
 
-from marin_dagster.cache.store import Folder
+from marin_dagster.cache.store import OutputDir
 
 STATUS_FILE = ".executor_status"
 
@@ -39,7 +39,7 @@ def parse_status(content: bytes) -> Status | None:
     return status
 
 
-def read_status(folder: Folder) -> Status | None:
+def read_status(folder: OutputDir) -> Status | None:
     """The status of an output, past every listing cache; None when there is none.
 
     Raises:
@@ -49,7 +49,7 @@ def read_status(folder: Folder) -> Status | None:
     return None if content is None else parse_status(content)
 
 
-def write_status(folder: Folder, status: Status) -> None:
+def write_status(folder: OutputDir, status: Status) -> None:
     """Write the status as a bare token.
 
     Raises:

@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from marin_dagster.cache.client_options import options_for
-from marin_dagster.errors import StoreAwayError, StoreError
+from marin_dagster.errors import StoreError, StoreTimeoutError
 from marin_dagster.steps.paths import join
 
 _EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}
@@ -34,7 +34,7 @@ def asking(verb: str, where: str) -> Iterator[None]:
     """One question to the store, such as to read ``where``.
 
     Raises:
-        StoreAwayError: it gave no useful answer for a long time.
+        StoreTimeoutError: it gave no useful answer for a long time.
         StoreError: it refused.
     """
     from fsspec.exceptions import FSTimeoutError
@@ -45,17 +45,17 @@ def asking(verb: str, where: str) -> Iterator[None]:
     except StoreError:
         raise
     except FSTimeoutError as error:
-        raise StoreAwayError(
+        raise StoreTimeoutError(
             f"the store did not {verb} {where}: no useful answer in {_PATIENCE_S:g} s"
         ) from error
     except Exception as error:
         # Not OSError alone: each filesystem's client has network errors of its own.
-        kind = StoreAwayError if time.monotonic() - began > _AWAY_S else StoreError
+        kind = StoreTimeoutError if time.monotonic() - began > _AWAY_S else StoreError
         raise kind(f"the store refused to {verb} {where}: {error}") from error
 
 
 @dataclass(frozen=True)
-class Folder:
+class OutputDir:
     """An output path on its filesystem."""
 
     url: str
@@ -66,7 +66,7 @@ class Folder:
     """The path as the filesystem knows it."""
 
     @classmethod
-    def at(cls, url: str) -> "Folder":
+    def at(cls, url: str) -> "OutputDir":
         """Open the filesystem of ``url``; touches nothing in the store.
 
         Raises:
@@ -102,7 +102,7 @@ class Folder:
         """The whole file, or None when there is none.
 
         Raises:
-            StoreAwayError: the store did not answer.
+            StoreTimeoutError: the store did not answer.
             StoreError: the store refused.
         """
         with self._asking("read", name):
@@ -115,7 +115,7 @@ class Folder:
         """Replace the whole file; readers see the old content or the new, never a part.
 
         Raises:
-            StoreAwayError: the store did not answer; it has the old content or the new.
+            StoreTimeoutError: the store did not answer; it has the old content or the new.
             StoreError: the store refused; what was there is still there.
         """
         with self._asking("write", name):
@@ -128,7 +128,7 @@ class Folder:
         """Remove the file; no error when there is none.
 
         Raises:
-            StoreAwayError: the store did not answer; it may or may not have removed the file.
+            StoreTimeoutError: the store did not answer; it may or may not have removed the file.
             StoreError: the store refused.
         """
         with self._asking("delete", name), suppress(FileNotFoundError):
@@ -152,7 +152,7 @@ class Folder:
         """Names of what lies directly in the folder; none when there is no such folder.
 
         Raises:
-            StoreAwayError: the store did not answer.
+            StoreTimeoutError: the store did not answer.
             StoreError: the store refused.
         """
         with self._asking("list", ""):

@@ -23,32 +23,32 @@ from marin_dagster._compat import (
     RetryMode,
     StepDependencyConfig,
 )
+from marin_dagster.assets.build_history import BuildHistory
+from marin_dagster.assets.step_control import StepControl
 from marin_dagster.cache import DriftLog
-from marin_dagster.control import StepControl
+from marin_dagster.events.metadata import cut_off
+from marin_dagster.executor.compute_logs import job_log_levels
 from marin_dagster.executor.config import ExecutorSettings
-from marin_dagster.executor.fates import find_fates
-from marin_dagster.executor.logs import job_log_levels
-from marin_dagster.executor.planned import planned_steps
-from marin_dagster.executor.planning import (
+from marin_dagster.executor.decisions import (
     Decisions,
     context_for,
     decide,
     unreachable,
 )
+from marin_dagster.executor.planned_events import withdraw_planned_events, withdrawing_on_error
 from marin_dagster.executor.pools import RunSlots
-from marin_dagster.executor.reporting import (
+from marin_dagster.executor.run_steps import steps_of_run
+from marin_dagster.executor.run_summary import RunSummary
+from marin_dagster.executor.step_events import (
     report,
     report_dry_run,
     report_fates,
     report_unreachable,
     summary,
 )
-from marin_dagster.executor.tally import Tally
+from marin_dagster.executor.step_outcomes import find_outcomes
 from marin_dagster.executor.threads import StepThreads
-from marin_dagster.executor.withdrawing import withdraw_plans, withdrawing_on_error
-from marin_dagster.history import History
-from marin_dagster.reports import cut_off
-from marin_dagster.runners import INLINE_PLACE, Routing, Runner
+from marin_dagster.runners import INLINE_PLACEMENT, Routing, Runner
 
 _LOOK_FOR_INTERRUPT_S = 0.2
 
@@ -110,7 +110,7 @@ class MarinExecutor(dg.Executor):
     def _iterate(
         self, job_context: PlanExecutionContext, execution_plan: ExecutionPlan
     ) -> Iterator[DagsterEvent]:
-        planned = planned_steps(job_context, execution_plan)
+        planned = steps_of_run(job_context, execution_plan)
         dry_run, count = self.settings.dry_run, len(execution_plan.step_keys_to_execute)
         assets = {step.asset_key: key for key, step in planned.items()}
         with withdrawing_on_error(job_context, assets):
@@ -129,8 +129,8 @@ class MarinExecutor(dg.Executor):
                 )
                 if not dry_run:
                     decisions.check_places()
-            history = History(job_context.instance, decisions.may_build(execution_plan))
-            fates = find_fates(execution_plan, decisions, history)
+            history = BuildHistory(job_context.instance, decisions.may_build(execution_plan))
+            fates = find_outcomes(execution_plan, decisions, history)
             doing = f"Executing {count} steps in threads, at most {limit} at once"
             if dry_run:
                 doing = f"Dry run of {count} steps: nothing runs, and the store is only read"
@@ -148,7 +148,7 @@ class MarinExecutor(dg.Executor):
         execution_plan: ExecutionPlan,
         decisions: Decisions,
         routing: Routing,
-        history: History,
+        history: BuildHistory,
     ) -> Iterator[DagsterEvent]:
         if self.failures is not None:
             self.failures.update((key, [error]) for key, error in decisions.blocked.items())
@@ -157,7 +157,7 @@ class MarinExecutor(dg.Executor):
                 "No runner is configured: steps with resources run in processes of this machine."
             )
         job_context.log.info(summary(execution_plan, decisions))
-        failed, tally = False, Tally()
+        failed, tally = False, RunSummary()
         managed = job_context.instance.managed_python_loggers
         log_levels = job_log_levels(managed, self.settings.log_level)
         control_of = partial(self._control, decisions, routing.runners, history, log_levels)
@@ -174,7 +174,9 @@ class MarinExecutor(dg.Executor):
         if failed:
             left_alone = decisions.served.union(decisions.pruned)
             planned = decisions.planned
-            withdraw_plans(job_context, {planned[key].asset_key: key for key in left_alone})
+            withdraw_planned_events(
+                job_context, {planned[key].asset_key: key for key in left_alone}
+            )
 
     def _carry_out(
         self,
@@ -317,14 +319,14 @@ class MarinExecutor(dg.Executor):
         self,
         decisions: Decisions,
         runners: Mapping[str, Runner],
-        history: History,
+        history: BuildHistory,
         log_levels: Mapping[str, int],
         key: str,
         *,
         again: bool,
     ) -> StepControl:
         return StepControl(
-            place=decisions.places.get(key, INLINE_PLACE),
+            place=decisions.places.get(key, INLINE_PLACEMENT),
             runners=runners,
             failures=None if self.failures is None else self.failures.setdefault(key, []),
             force=key in decisions.forced,

@@ -16,9 +16,9 @@ from marin_dagster._compat import (
     dagster_event_sequence_for_step,
     trigger_hook,
 )
+from marin_dagster.assets.step_control import StepControl, step_control
 from marin_dagster.cache import Attempt
-from marin_dagster.control import StepControl, step_control
-from marin_dagster.executor.logs import step_log
+from marin_dagster.executor.compute_logs import step_log
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from typing import Any, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from marin_dagster.cache import ArtifactRecord, Folder, read_record, write_record
+from marin_dagster.cache import ArtifactRecord, OutputDir, read_record, write_record
 from marin_dagster.cache.record import result_payload
 from marin_dagster.errors import (
     ArtifactTypeMismatchError,
@@ -41,7 +41,7 @@ class Artifact(BaseModel):
         Raises:
             RecordError: there is one, but it cannot be read.
         """
-        return read_record(Folder.at(self.path))
+        return read_record(OutputDir.at(self.path))
 
     def result_payload(self) -> dict[str, Any] | None:
         """What the record keeps: the declared fields but ``path``, as JSON; None without any."""
@@ -59,7 +59,7 @@ class Artifact(BaseModel):
             OutputNotReadyError: the recorded fields do not fit this type.
             RecordError: the record cannot be read.
         """
-        record = read_record(Folder.at(source))
+        record = read_record(OutputDir.at(source))
         if record is None:
             return cls(path=source)
         wanted = result_type_name(cls)
@@ -98,7 +98,7 @@ def read_artifact(output_path: str, schema: type[M]) -> M:
     if not (isinstance(schema, type) and issubclass(schema, BaseModel)):
         raise TypeError(f"read_artifact needs a pydantic model to load as, not {schema!r:.80}")
     path = _absolute(output_path)
-    record = read_record(Folder.at(path))
+    record = read_record(OutputDir.at(path))
     if record is None or record.result is None:
         raise ResultMissingError(
             f"{path}: there is no record with a result. Build the step that writes it, or have its "
@@ -120,7 +120,7 @@ def write_artifact(value: Any, output_path: str) -> None:
     """
     path = _absolute(output_path)
     record = ArtifactRecord(output_path=path, result=result_payload(_Output(path, path), value))
-    write_record(Folder.at(path), record)
+    write_record(OutputDir.at(path), record)
 
 
 @dataclass(frozen=True)

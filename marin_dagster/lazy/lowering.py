@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from marin_dagster.cache import ArtifactRecord, Folder, launch_provenance, write_record
+from marin_dagster.cache import ArtifactRecord, OutputDir, launch_provenance, write_record
 from marin_dagster.cache.status import STATUS_FILE
 from marin_dagster.errors import (
     AdoptedDataMissingError,
@@ -27,8 +27,8 @@ from marin_dagster.steps import StepLike, StepSpec
 from marin_dagster.steps.fingerprint import canonical_json, fingerprint_hash
 from marin_dagster.steps.paths import output_prefix
 from marin_dagster.steps.remote import is_remote
+from marin_dagster.steps.toposort import deps_first
 from marin_dagster.steps.versions import is_mutable_version
-from marin_dagster.steps.walk import deps_first
 
 
 def lower(handle: ArtifactStep[Any], memo: dict[int, StepLike] | None = None) -> StepLike:
@@ -156,7 +156,7 @@ class _Build:
             )
 
     def _require_data(self, source: str) -> None:
-        folder = Folder.at(source)
+        folder = OutputDir.at(source)
         if not folder.exists():
             raise AdoptedDataMissingError(
                 f"{self.handle.identity} adopts {source}, and there is nothing. Put the data "
@@ -185,7 +185,7 @@ class _Build:
             fingerprint_payload=self.payload,
             provenance=launch_provenance(),
         )
-        write_record(Folder.at(output_path), record)
+        write_record(OutputDir.at(output_path), record)
 
 
 def load(handle: ArtifactStep[Any]) -> Artifact:

@@ -12,14 +12,14 @@ from marin_dagster.runners.base import (
     Runner,
     describe_exit,
 )
-from marin_dagster.runners.driver import Controls, finish, submit, take_over
+from marin_dagster.runners.driver import DriverCallbacks, finish, reattach, submit
 from marin_dagster.runners.inline import run_inline
-from marin_dagster.runners.notes import JobNote, read_job_note
+from marin_dagster.runners.job_file import JobFile, read_job_file
 from marin_dagster.runners.payload import StepCall, pack, run_packed
 from marin_dagster.runners.routing import (
     INLINE,
-    INLINE_PLACE,
-    Place,
+    INLINE_PLACEMENT,
+    Placement,
     Routing,
     RunnerType,
     runner_types,
@@ -36,14 +36,14 @@ from marin_dagster.runners.settings import (
 
 __all__ = [
     "INLINE",
-    "INLINE_PLACE",
-    "Controls",
+    "INLINE_PLACEMENT",
+    "DriverCallbacks",
     "FraySettings",
     "Job",
-    "JobNote",
+    "JobFile",
     "JobState",
     "JobStatus",
-    "Place",
+    "Placement",
     "ProcessSettings",
     "Request",
     "Route",
@@ -58,10 +58,10 @@ __all__ = [
     "describe_exit",
     "finish",
     "pack",
-    "read_job_note",
+    "read_job_file",
+    "reattach",
     "run_inline",
     "run_packed",
     "runner_types",
     "submit",
-    "take_over",
 ]

@@ -201,7 +201,7 @@ class Runner(Protocol):
 
         Raises:
             EngineError: the engine refuses the job, or is not there. Nothing runs.
-            EngineAwayError: the engine did not answer; whether the job runs is unknown.
+            EngineTimeoutError: the engine did not answer; whether the job runs is unknown.
         """
         ...
 

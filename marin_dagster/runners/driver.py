@@ -19,8 +19,8 @@ from dataclasses import dataclass, field, replace
 from marin_dagster.cache import Attempt, Provenance, Status, read_record
 from marin_dagster.cache.provenance import PROVENANCE_VARIABLE
 from marin_dagster.errors import (
-    EngineAwayError,
     EngineError,
+    EngineTimeoutError,
     JobFailedError,
     JobLostError,
     RemoteFunctionError,
@@ -37,14 +37,14 @@ from marin_dagster.runners.base import (
     Runner,
     job_name,
 )
-from marin_dagster.runners.joblogs import log_of
-from marin_dagster.runners.notes import (
+from marin_dagster.runners.job_file import (
     JOB_FILE,
-    JobNote,
-    forget_job_note,
-    read_job_note,
-    write_job_note,
+    JobFile,
+    delete_job_file,
+    read_job_file,
+    write_job_file,
 )
+from marin_dagster.runners.job_logs import log_of
 from marin_dagster.runners.payload import StepCall, forget_fault, forget_record, read_fault
 from marin_dagster.steps.paths import PREFIX_VARIABLE, output_prefix
 from marin_dagster.steps.protocol import address
@@ -54,14 +54,14 @@ logger = logging.getLogger(__name__)
 _LOOK_S = 1.0
 _CANCEL_S = 60.0
 """Clusters give a job time to end by itself first; Slurm by default 30 seconds."""
-_SAY_TROUBLE_S = 5.0
+_LOG_TROUBLE_S = 5.0
 _MORE_MEMORY = "give the step more ram, in its resources or under steps in this run's config"
 UNREACHABLE_S = 120.0
 """Seconds without an answer after which an engine's job counts as lost."""
 
 
 @dataclass(frozen=True)
-class Controls:
+class DriverCallbacks:
     """How whoever drives the step stops it, and what it wants to know."""
 
     check: Callable[[], None]
@@ -70,7 +70,7 @@ class Controls:
     """Makes a context in which the function given is called when ``check`` begins to raise."""
     write: Callable[[str, str], None]
     """Takes what the job writes: ``("stdout" | "stderr", text)``."""
-    say: Callable[[str], None]
+    log: Callable[[str], None]
     """Takes what people should know."""
     describers: Mapping[str, str] = field(default_factory=dict)
     """See :attr:`StepCall.describers`; what they return is in ``RemoteFunctionError.details``."""
@@ -78,14 +78,14 @@ class Controls:
     """The lowest level of Python's loggers in the job, by name; ``""`` is the root logger."""
 
 
-def take_over(
-    runners: Mapping[str, Runner], left_over: JobNote, attempt: Attempt, controls: Controls
+def reattach(
+    runners: Mapping[str, Runner], left_over: JobFile, attempt: Attempt, controls: DriverCallbacks
 ) -> Job | None:
     """The job of an earlier driver, when it still runs or has done its work; None to start anew.
 
     Args:
         runners: every runner that this run knows, by name.
-        left_over: what :func:`read_job_note` found.
+        left_over: what :func:`read_job_file` found.
         attempt: the open attempt.
         controls: the caller's side.
 
@@ -130,49 +130,49 @@ def take_over(
         return None
     # It may be at its function, and what was submitted before SUCCESS does not withdraw it.
     attempt.withdraw()
-    write_job_note(attempt, replace(left_over, owner=attempt.worker_id))
-    controls.say(
+    write_job_file(attempt, replace(left_over, owner=attempt.worker_id))
+    controls.log(
         f"attached to job {job.label} of {left_over.runner}, which an earlier run had submitted"
     )
     return job
 
 
-def submit(runner: Runner, attempt: Attempt, request: Request, controls: Controls) -> Job:
+def submit(runner: Runner, attempt: Attempt, request: Request, controls: DriverCallbacks) -> Job:
     """Start a job for an open attempt, with a note of it beside the output first.
 
     Raises:
         RunnerError: the function cannot be sent to a worker.
         EngineError: the engine is not there, or refused the job; nothing runs.
-        EngineAwayError: the engine did not answer; the next attempt looks for the job.
+        EngineTimeoutError: the engine did not answer; the next attempt looks for the job.
         StoreError: the store refused.
     """
     name = job_name(attempt.step, request, attempt.id)
     call = StepCall.of(attempt, name, controls.describers, controls.log_levels)
     with _naming(attempt, runner.name):
-        note = JobNote(runner.name, name, attempt.worker_id, runner.engine)
+        note = JobFile(runner.name, name, attempt.worker_id, runner.engine)
     forget_fault(attempt.folder)
     if not attempt.stands:
         forget_record(attempt.folder)
-    write_job_note(attempt, note)
+    write_job_file(attempt, note)
     try:
         with _naming(attempt, runner.name):
             job = runner.submit(name, call, _with_surroundings(request, attempt.provenance))
     except RunnerError as error:
-        if not isinstance(error, EngineAwayError):
+        if not isinstance(error, EngineTimeoutError):
             attempt.folder.delete(JOB_FILE)
         raise
     page = f" ({job.url})" if job.url else ""
     try:
-        controls.say(f"submitted to {runner.name} as job {job.label}{page}")
+        controls.log(f"submitted to {runner.name} as job {job.label}{page}")
     except BaseException:
         _stop(job, attempt)
         if job.status.state.final:
-            forget_job_note(attempt)
+            delete_job_file(attempt)
         raise
     return job
 
 
-def finish(job: Job, attempt: Attempt, controls: Controls) -> None:
+def finish(job: Job, attempt: Attempt, controls: DriverCallbacks) -> None:
     """Wait for the job; when this returns, the record is there and the caller commits.
 
     Whatever else ends the waiting cancels the job: an interruption, the lease lost.
@@ -191,7 +191,7 @@ def finish(job: Job, attempt: Attempt, controls: Controls) -> None:
         _judge(job, attempt)
     except BaseException:
         if job.status.state.final:
-            forget_job_note(attempt)
+            delete_job_file(attempt)
         raise
     attempt.has_record = True
     # Not before SUCCESS: until then the next driver must find the job that has done the work.
@@ -218,10 +218,10 @@ def _with_surroundings(request: Request, provenance: Provenance) -> Request:
     return replace(request, env_vars={**environment, **request.env_vars})
 
 
-def _wait(job: Job, attempt: Attempt, controls: Controls) -> None:
+def _wait(job: Job, attempt: Attempt, controls: DriverCallbacks) -> None:
     """Wait for the end. When the step must stop, so must the job; when the engine is away, it is
     left for the next attempt."""
-    said_at = float("-inf")
+    logged_at = float("-inf")
     try:
         while not job.wait(_LOOK_S).state.final:
             controls.check()
@@ -237,9 +237,9 @@ def _wait(job: Job, attempt: Attempt, controls: Controls) -> None:
                     f"{UNREACHABLE_S:.0f} s: {error}. The next attempt attaches to it if it is "
                     "still there."
                 )
-            if silent_s > _SAY_TROUBLE_S and since > said_at:
-                said_at = since
-                controls.say(f"the engine does not answer, and is asked again: {error}")
+            if silent_s > _LOG_TROUBLE_S and since > logged_at:
+                logged_at = since
+                controls.log(f"the engine does not answer, and is asked again: {error}")
         controls.check()
     except EngineError:
         raise
@@ -253,7 +253,7 @@ def _stop(job: Job, attempt: Attempt) -> None:
     """Cancel the job, unless another driver has attached to it since the lease was lost."""
     note = None
     try:
-        note = read_job_note(attempt.folder)
+        note = read_job_file(attempt.folder)
         if note is not None and note.owner != attempt.worker_id:
             return
     except StoreError:
@@ -261,7 +261,7 @@ def _stop(job: Job, attempt: Attempt) -> None:
     _cancel(job)
     if note is not None and not job.status.state.final:
         try:
-            write_job_note(attempt, replace(note, cancelled=True))
+            write_job_file(attempt, replace(note, cancelled=True))
         except StoreError:
             logger.exception("could not note that job %s was cancelled", job.label)
 

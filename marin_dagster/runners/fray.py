@@ -12,8 +12,8 @@ from typing import Any
 
 import fsspec
 
-from marin_dagster.cache import Folder
-from marin_dagster.errors import EngineAwayError, EngineError, RoutingError, StoreError
+from marin_dagster.cache import OutputDir
+from marin_dagster.errors import EngineError, EngineTimeoutError, RoutingError, StoreError
 from marin_dagster.runners.base import Request
 from marin_dagster.runners.fray_clients import FrayJob, IrisEngine, OtherEngine, fray_module
 from marin_dagster.runners.payload import StepCall, pack
@@ -101,8 +101,8 @@ class FrayRunner:
         )
         try:
             submitted = engine.submit(job)
-        except EngineAwayError as error:
-            raise EngineAwayError(f"{self._name}: job {name}: {error}") from error
+        except EngineTimeoutError as error:
+            raise EngineTimeoutError(f"{self._name}: job {name}: {error}") from error
         except Exception as error:
             raise EngineError(f"{self._name} refused job {name}: {error}") from error
         engine.poller.watch(submitted)
@@ -168,7 +168,7 @@ def _is_iris(client: Any) -> bool:
 
 def _out_of_sight(output_path: str, shared_disk: bool) -> str | None:
     try:
-        local = Folder.at(output_path).is_local
+        local = OutputDir.at(output_path).is_local
     except StoreError as error:
         return str(error)
     if local and not shared_disk:

@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from marin_dagster.errors import EngineAwayError, EngineError, RoutingError
+from marin_dagster.errors import EngineError, EngineTimeoutError, RoutingError
 from marin_dagster.runners.base import Job, JobState, JobStatus, describe_exit
 from marin_dagster.runners.payload import run_packed
 from marin_dagster.runners.polling import Poller
@@ -250,7 +250,7 @@ class _ImpatientStub:
         """Launch the job of a name that is new.
 
         Raises:
-            EngineAwayError: no answer. It is no RPC error, which the caller would take for a
+            EngineTimeoutError: no answer. It is no RPC error, which the caller would take for a
                 reason to try again.
         """
         messages = fray_module("iris.rpc.controller_pb2").Controller
@@ -267,7 +267,7 @@ class _ImpatientStub:
                     raise
                 if time.monotonic() > give_up_at:
                     self._withdraw(messages.TerminateJobRequest(job_id=request.name))
-                    raise EngineAwayError(
+                    raise EngineTimeoutError(
                         f"the Iris controller does not answer: {error}"
                     ) from error
             sent = True

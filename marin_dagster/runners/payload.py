@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from marin_dagster.cache import Attempt, Folder
+from marin_dagster.cache import Attempt, OutputDir
 from marin_dagster.cache.record import (
     RECORD_FILE,
     ArtifactRecord,
@@ -27,8 +27,8 @@ from marin_dagster.cache.record import (
 )
 from marin_dagster.cache.status import Status, read_status, write_status
 from marin_dagster.errors import RunnerError, StepWithoutFunctionError
-from marin_dagster.runners.by_value import pickle_by_value
-from marin_dagster.runners.job_logging import logging_at
+from marin_dagster.runners.job_log_levels import logging_at
+from marin_dagster.runners.pickle_by_value import pickle_by_value
 from marin_dagster.steps.protocol import address
 from marin_dagster.steps.remote import step_function
 
@@ -132,7 +132,7 @@ def run_packed(packed: bytes) -> None:
     """
     # First where the output is, so that there is a place for the fault of loading the rest.
     output_path, job, function_and_record = pickle.loads(packed)
-    folder = Folder.at(output_path)
+    folder = OutputDir.at(output_path)
     describers: Mapping[str, str] = {}
     try:
         call = pickle.loads(function_and_record)
@@ -152,7 +152,7 @@ def run_packed(packed: bytes) -> None:
         raise SystemExit(1) from None
 
 
-def _run(folder: Folder, call: StepCall) -> None:
+def _run(folder: OutputDir, call: StepCall) -> None:
     if call.rebuilds:
         withdraw(folder)
     with logging_at(call.log_levels):
@@ -162,7 +162,7 @@ def _run(folder: Folder, call: StepCall) -> None:
         write_record(folder, call.record.model_copy(update={"result": payload}))
 
 
-def read_fault(folder: Folder, job: str) -> StepFault | None:
+def read_fault(folder: OutputDir, job: str) -> StepFault | None:
     """What a job wrote about its failure; None when it wrote nothing that can be read.
 
     Raises:
@@ -178,7 +178,7 @@ def read_fault(folder: Folder, job: str) -> StepFault | None:
     return fault if fault.job == job else None
 
 
-def withdraw(folder: Folder) -> None:
+def withdraw(folder: OutputDir) -> None:
     """Take SUCCESS and the record back from a finished output, right before it is overwritten.
 
     In this order, so that a worker that dies here leaves nothing that is served without a record.
@@ -193,7 +193,7 @@ def withdraw(folder: Folder) -> None:
         forget_record(folder)
 
 
-def forget_record(folder: Folder) -> None:
+def forget_record(folder: OutputDir) -> None:
     """Remove the record of earlier attempts: from then on one means that the function has ended.
 
     Raises:
@@ -202,7 +202,7 @@ def forget_record(folder: Folder) -> None:
     _forget(folder, RECORD_FILE)
 
 
-def forget_fault(folder: Folder) -> None:
+def forget_fault(folder: OutputDir) -> None:
     """Remove what an earlier job wrote about its failure.
 
     Raises:
@@ -211,13 +211,13 @@ def forget_fault(folder: Folder) -> None:
     _forget(folder, ERROR_FILE)
 
 
-def _forget(folder: Folder, name: str) -> None:
+def _forget(folder: OutputDir, name: str) -> None:
     # Not every worker may delete, and mostly there is nothing.
     if folder.read(name) is not None:
         folder.delete(name)
 
 
-def _write_fault(folder: Folder, job: str, error: BaseException, details: Any) -> None:
+def _write_fault(folder: OutputDir, job: str, error: BaseException, details: Any) -> None:
     try:
         message = str(error)
     except Exception as broken:

@@ -99,14 +99,14 @@ def runner_types() -> Mapping[str, RunnerType]:
 
 
 @dataclass(frozen=True)
-class Place:
+class Placement:
     """Where a step runs, and what it asks for there."""
 
     runner: str
     request: Request
 
 
-INLINE_PLACE = Place(INLINE, Request())
+INLINE_PLACEMENT = Placement(INLINE, Request())
 
 
 @dataclass(eq=False)
@@ -140,7 +140,7 @@ class Routing:
 
     def place(
         self, step: StepLike, *, tag: str | None = None, override: StepOverride | None = None
-    ) -> Place:
+    ) -> Placement:
         """Where a step runs.
 
         Args:
@@ -165,7 +165,7 @@ class Routing:
                     f"{where}: this run's config gives it an environment, and it runs inline, in "
                     "the environment of the run worker. Give it a runner, too."
                 )
-            return Place(INLINE, request)
+            return Placement(INLINE, request)
         if name not in self._built:
             raise RoutingError(f"{where}: {self._unknown(name)}")
         fault = self._built[name].refuses(step, request)
@@ -174,7 +174,7 @@ class Routing:
                 f"{where}: the runner {name!r} cannot take it: {fault}. Route the step to another "
                 "runner, or change what it asks for."
             )
-        return Place(name, request)
+        return Placement(name, request)
 
     def close(self) -> None:
         """The run is over. Runners that were made in code stay as they are."""

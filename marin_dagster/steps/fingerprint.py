@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from marin_dagster.errors import HashAttributeError, MarinDagsterWarning
-from marin_dagster.steps.changes import at_most, changes
+from marin_dagster.steps.diff import changes, limit_lines
 
 STRICT_VARIABLE = "MARIN_FINGERPRINT_STRICT"
 """Environment variable that turns strict mode on (``1``, ``true`` or ``yes``), as in Marin."""
@@ -79,7 +79,7 @@ def describe_drift(recorded: str | None, current: str | None) -> str:
     """
     if recorded is None or current is None:
         return ""
-    return "\n".join(at_most(changes(json.loads(recorded), json.loads(current))))
+    return "\n".join(limit_lines(changes(json.loads(recorded), json.loads(current))))
 
 
 def _canonical(value: Any) -> Any:

@@ -15,7 +15,7 @@ from marin_dagster.steps.paths import check_step_path, join
 from marin_dagster.steps.protocol import StepLike, is_external, lowered
 from marin_dagster.steps.remote import step_function, step_resources
 from marin_dagster.steps.spec import StepSpec
-from marin_dagster.steps.walk import deps_first
+from marin_dagster.steps.toposort import deps_first
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from marin_dagster.steps.attributes import leaves_in
-from marin_dagster.steps.changes import cut
+from marin_dagster.steps.diff import shorten
 from marin_dagster.steps.graph import StepGraph
 from marin_dagster.steps.protocol import StepLike, address, artifact_version, attributes
 
@@ -34,7 +34,7 @@ def _marks(steps: Sequence[StepLike]) -> Iterator[list[str]]:
     names = dict.fromkeys(name for value in values for name in value)
     differ = [name for name in names if len({value.get(name) for value in values}) > 1]
     for own, read in zip(values, inputs, strict=True):
-        marks = [f"{name}={cut(own[name])}" if name in own else f"no {name}" for name in differ]
+        marks = [f"{name}={shorten(own[name])}" if name in own else f"no {name}" for name in differ]
         yield marks or [f"reads {dep}" for dep in dict.fromkeys(read) if dep not in shared]
 
 

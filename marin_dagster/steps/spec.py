@@ -16,7 +16,7 @@ from marin_dagster.steps import paths
 from marin_dagster.steps.attributes import identity_hash
 from marin_dagster.steps.protocol import StepLike
 from marin_dagster.steps.resources import ResourceConfig
-from marin_dagster.steps.walk import deps_first
+from marin_dagster.steps.toposort import deps_first
 
 
 @dataclass(frozen=True, eq=False)

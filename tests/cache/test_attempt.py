@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cache_support import (
+
+from helpers.cache import (
     GUARD_S,
     INFO,
     LOCK,
@@ -21,7 +22,6 @@ from cache_support import (
     state,
     tree,
 )
-
 from marin_dagster.cache import Attempt, Hit, StepCache
 from marin_dagster.errors import LeaseLostError, RecordError
 

@@ -4,7 +4,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cache_support import (
+
+from helpers.cache import (
     LOCK,
     RECORD,
     STATUS,
@@ -17,8 +18,7 @@ from cache_support import (
     state,
     tree,
 )
-
-from marin_dagster.cache import Attempt, Folder
+from marin_dagster.cache import Attempt, OutputDir
 from marin_dagster.cache import attempt as attempt_module
 from marin_dagster.errors import LeaseLostError, StoreError
 from marin_dagster.steps import StepSpec
@@ -28,7 +28,7 @@ from marin_dagster.steps import StepSpec
 def test_an_output_whose_record_cannot_be_written_has_failed(
     error: BaseException, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(folder: Folder, record: Any) -> None:
+    def refuse(folder: OutputDir, record: Any) -> None:
         raise error
 
     monkeypatch.setattr(attempt_module, "write_record", refuse)
@@ -43,14 +43,14 @@ def test_an_output_whose_record_cannot_be_written_has_failed(
 def test_an_output_whose_success_cannot_be_written_has_failed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    write = Folder.write
+    write = OutputDir.write
 
-    def refuse_success(self: Folder, name: str, data: bytes) -> None:
+    def refuse_success(self: OutputDir, name: str, data: bytes) -> None:
         if data == b"SUCCESS":
             raise StoreError("full")
         write(self, name, data)
 
-    monkeypatch.setattr(Folder, "write", refuse_success)
+    monkeypatch.setattr(OutputDir, "write", refuse_success)
     step = make("step")
     with pytest.raises(StoreError):
         begin(step).commit()
@@ -102,7 +102,7 @@ def test_a_lease_that_is_lost_while_the_record_is_written_gives_no_success(
     attempt = begin(step)
     write = attempt_module.write_record
 
-    def write_and_lose(folder: Folder, record: Any) -> None:
+    def write_and_lose(folder: OutputDir, record: Any) -> None:
         write(folder, record)
         put(step, LOCK, lease("foreign-1"))
 

@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cache_support import (
+
+from helpers.cache import (
     LOCK,
     STATUS,
     begin,
@@ -17,7 +18,6 @@ from cache_support import (
     put,
     tree,
 )
-
 from marin_dagster.cache import Hit, StepCache
 from marin_dagster.cache import cache as cache_module
 from marin_dagster.errors import (

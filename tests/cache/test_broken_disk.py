@@ -6,7 +6,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from cache_support import LOCK, RECORD, STATUS, build, get, make, python, tree
+
+from helpers.cache import LOCK, RECORD, STATUS, build, get, make, python, tree
 
 PRELUDE = """
 import ctypes, logging, os, resource, subprocess, sys

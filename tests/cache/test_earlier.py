@@ -7,10 +7,10 @@ from pathlib import Path
 
 import fsspec
 import pytest
-from cache_support import RECORD, STATUS, begin, build, make, put, why
 
-from marin_dagster.cache import Folder
-from marin_dagster.cache.earlier import EarlierOutputs
+from helpers.cache import RECORD, STATUS, begin, build, make, put, why
+from marin_dagster.cache import OutputDir
+from marin_dagster.cache.previous_outputs import PreviousOutputs
 from marin_dagster.cache.reasons import LastBuild, Reasons
 from marin_dagster.errors import StoreError
 from marin_dagster.steps import StepSpec
@@ -87,12 +87,12 @@ def test_a_store_that_refuses_to_list_stops_nothing_and_is_asked_once(
 ) -> None:
     asked: list[str] = []
 
-    def refuse(folder: Folder) -> list[str]:
+    def refuse(folder: OutputDir) -> list[str]:
         asked.append(folder.url)
         raise fault
 
-    monkeypatch.setattr(Folder, "_ls", refuse)
-    earlier = EarlierOutputs()
+    monkeypatch.setattr(OutputDir, "_ls", refuse)
+    earlier = PreviousOutputs()
     for name in ("one", "two"):
         (line,) = why(make(name), earlier).lines
         assert line == f"first build or a changed step: earlier outputs of {name} cannot be read"
@@ -101,11 +101,11 @@ def test_a_store_that_refuses_to_list_stops_nothing_and_is_asked_once(
 
 def test_a_folder_is_listed_once_for_all_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
-    ls = Folder._ls
-    monkeypatch.setattr(Folder, "_ls", lambda folder: asked.append(folder.url) or ls(folder))
+    ls = OutputDir._ls
+    monkeypatch.setattr(OutputDir, "_ls", lambda folder: asked.append(folder.url) or ls(folder))
     for n in range(3):
         build(make(f"step{n}", hash_attrs={"n": 1}))
-    earlier = EarlierOutputs()
+    earlier = PreviousOutputs()
 
     lines = [why(make(f"step{n}", hash_attrs={"n": 2}), earlier).lines for n in range(3)]
 

@@ -8,10 +8,10 @@ from typing import Any, ClassVar
 
 import fsspec
 import pytest
-from cache_support import INFO, LOCK, RECORD, STATUS, begin, lease, nothing, python
 from fsspec.implementations.memory import MemoryFileSystem
 
-from marin_dagster.cache import CacheState, Folder, Hit, LeaseTiming, StepCache
+from helpers.cache import INFO, LOCK, RECORD, STATUS, begin, lease, nothing, python
+from marin_dagster.cache import CacheState, Hit, LeaseTiming, OutputDir, StepCache
 from marin_dagster.errors import LeaseLostError, StoreError
 from marin_dagster.steps import StepSpec
 
@@ -38,7 +38,7 @@ def make(prefix: str, name: str = "step", *deps: StepSpec, **fields: Any) -> Ste
 
 def files(step: StepSpec) -> dict[str, bytes]:
     """The files of an output, by a reader of its own."""
-    folder = Folder.at(step.output_path)
+    folder = OutputDir.at(step.output_path)
     folder.fs.invalidate_cache()
     root = folder.path.rstrip("/") + "/"
     return {path.removeprefix(root): folder.fs.cat_file(path) for path in folder.fs.find(root)}
@@ -83,7 +83,7 @@ def test_a_failed_output_is_built_again(prefix: str) -> None:
 def test_a_lost_lease_leaves_the_new_owners_files(prefix: str) -> None:
     step = make(prefix)
     attempt = begin(step, StepCache(LeaseTiming(settle_s=0.0)))
-    folder = Folder.at(step.output_path)
+    folder = OutputDir.at(step.output_path)
     folder.write(LOCK, lease("foreign-1").encode())
     before = files(step)
     with pytest.raises(LeaseLostError, match="foreign-1"):
@@ -116,7 +116,7 @@ def test_an_output_is_listed_without_the_caches_own_files(prefix: str) -> None:
 
 
 def test_what_another_process_adds_to_an_output_is_listed_and_measured(s3_prefix: str) -> None:
-    folder = Folder.at(make(s3_prefix).output_path)
+    folder = OutputDir.at(make(s3_prefix).output_path)
     folder.write("data.txt", b"12345")
     assert folder.files() == {"data.txt": 5}
     assert len(folder.fs.ls(folder.path)) == 1
@@ -218,7 +218,7 @@ class VanishingLock(MemoryFileSystem):
 def test_a_lock_that_vanishes_between_listing_and_reading_is_no_lock() -> None:
     fsspec.register_implementation("vanishing", VanishingLock, clobber=True)
     step = make("vanishing://store")
-    folder = Folder.at(step.output_path)
+    folder = OutputDir.at(step.output_path)
     folder.make()
     folder.write(STATUS, b"RUNNING")
     folder.write(LOCK, lease("foreign-1").encode())

@@ -7,16 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cache_support import LOCK, STATUS, begin, build, lease, make, put, why
 from hypothesis import given
 from hypothesis import strategies as st
 
+from helpers.cache import LOCK, STATUS, begin, build, lease, make, put, why
 from marin_dagster.cache import ArtifactRecord
 from marin_dagster.cache.reasons import LastBuild, Reasons, compare
 from marin_dagster.cache.record import step_record
 from marin_dagster.lazy import Artifact, ArtifactStep
 from marin_dagster.steps import StepSpec
-from marin_dagster.steps.changes import changes
+from marin_dagster.steps.diff import changes
 
 
 def difference(old: dict[str, Any], new: dict[str, Any]) -> list[str]:

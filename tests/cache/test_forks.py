@@ -4,13 +4,14 @@ import os
 from pathlib import Path
 
 import pytest
-from cache_support import LOCK, STATUS, get, make, python
+
+from helpers.cache import LOCK, STATUS, get, make, python
 
 FORK_WHILE_A_LEASE_IS_HELD = """
 import json, os, signal, sys, threading, time, traceback
 from pathlib import Path
 from marin_dagster.cache import LeaseTiming, StepCache
-from marin_dagster.cache.keeper import keeper
+from marin_dagster.cache.heartbeat import keeper
 from marin_dagster.steps import StepSpec
 
 cache = StepCache(LeaseTiming(refresh_s=0.01, stale_s=3600))
@@ -73,12 +74,12 @@ def test_a_child_has_a_keeper_of_its_own_and_the_parents_lease_goes_on() -> None
 
 FORK_INSIDE_THE_FILE_LOCK = """
 import fcntl, os, sys
-from marin_dagster.cache import Folder, LeaseTiming
+from marin_dagster.cache import OutputDir, LeaseTiming
 from marin_dagster.cache import lease
 from marin_dagster.cache.lease import LeaseWatch, LocalLock
 
 folder, operation = sys.argv[1:]
-lock = LocalLock(Folder.at(folder))
+lock = LocalLock(OutputDir.at(folder))
 watch = LeaseWatch(LeaseTiming())
 if operation != "acquire":
     assert lock.acquire("me", watch)

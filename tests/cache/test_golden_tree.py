@@ -7,13 +7,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from cache_support import INFO, LOCK, RECORD, STATUS, nothing, tree
 
+from helpers.cache import INFO, LOCK, RECORD, STATUS, nothing, tree
 from marin_dagster.cache import (
     Attempt,
     CacheState,
-    Folder,
     Hit,
+    OutputDir,
     StepCache,
     read_record,
     read_status,
@@ -59,7 +59,7 @@ def test_the_whole_tree_is_covered() -> None:
 @pytest.mark.parametrize("name", OUTPUTS)
 def test_status_and_record_are_read_as_marin_reads_them(name: str, golden: Path) -> None:
     before = tree(golden)
-    folder = Folder.at(str(golden / name))
+    folder = OutputDir.at(str(golden / name))
     assert read_status(folder) == OUTPUTS[name]["status"]
     record = read_record(folder)
     assert (record and record.model_dump(mode="json")) == OUTPUTS[name]["record"]

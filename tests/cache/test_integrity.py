@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cache_support import RECORD, STATUS, begin, build, get, make, put
 
+from helpers.cache import RECORD, STATUS, begin, build, get, make, put
 from marin_dagster.cache import Status
 from marin_dagster.cache.integrity import check_integrity
 from marin_dagster.steps import StepSpec

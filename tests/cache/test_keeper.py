@@ -5,12 +5,12 @@ import threading
 from pathlib import Path
 
 import pytest
-from cache_support import GUARD_S, LOCK, STATUS, begin, build, get, lease, make, put, wait_until
 
-from marin_dagster.cache import Folder, LeaseTiming, StepCache
-from marin_dagster.cache.keeper import HeldLease, keeper
+from helpers.cache import GUARD_S, LOCK, STATUS, begin, build, get, lease, make, put, wait_until
+from marin_dagster.cache import LeaseTiming, OutputDir, StepCache
+from marin_dagster.cache.heartbeat import HeldLease, keeper
 from marin_dagster.cache.lease import Lease, LeaseWatch, LocalLock
-from marin_dagster.errors import LeaseLostError, StoreAwayError
+from marin_dagster.errors import LeaseLostError, StoreTimeoutError
 from marin_dagster.steps import StepSpec
 
 FAST = LeaseTiming(refresh_s=0.01, stale_s=3_600)
@@ -28,7 +28,7 @@ def said(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 def timestamp(step: StepSpec) -> float:
     # Under flock, as every reader does: in between, the file may hold the end of a longer one.
-    found = LocalLock(Folder.at(step.output_path)).read()
+    found = LocalLock(OutputDir.at(step.output_path)).read()
     assert found
     return found.timestamp
 
@@ -120,7 +120,7 @@ def test_very_short_attempts_with_a_furious_heartbeat_end_well(
 def test_a_renewal_that_comes_just_after_the_release_is_no_lost_lease(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    lock = LocalLock(Folder.at(str(tmp_path)))
+    lock = LocalLock(OutputDir.at(str(tmp_path)))
     lock.acquire("me", LeaseWatch(FAST))
     held = HeldLease(lock, "me", FAST)
     held.release()
@@ -225,7 +225,7 @@ def test_a_lease_that_is_left_while_its_renewal_hangs_is_renewed_no_more() -> No
 
 
 def test_a_check_takes_the_answer_of_the_renewal_that_it_waited_for_when_that_got_none() -> None:
-    lock = HangingLock(StoreAwayError("no answer"))
+    lock = HangingLock(StoreTimeoutError("no answer"))
     held = hold(lock)
     assert lock.hangs.wait(GUARD_S)
     mutex, waits = held._mutex, threading.Event()
@@ -244,7 +244,7 @@ def test_a_check_takes_the_answer_of_the_renewal_that_it_waited_for_when_that_go
     def check() -> None:
         try:
             held.check()
-        except StoreAwayError as error:
+        except StoreTimeoutError as error:
             errors.append(error)
 
     checking = threading.Thread(target=check)

@@ -7,16 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cache_support import GUARD_S
 
-from marin_dagster.cache import Folder
+from helpers.cache import GUARD_S
+from marin_dagster.cache import OutputDir
 from marin_dagster.errors import StoreError
 
 NAME = ".artifact.json"
 
 
 def test_a_reader_never_sees_a_part(tmp_path: Path) -> None:
-    folder = Folder.at(str(tmp_path))
+    folder = OutputDir.at(str(tmp_path))
     contents = [letter * 2_000_000 for letter in (b"a", b"b")]
     folder.write(NAME, contents[0])
     stop, torn = threading.Event(), []
@@ -43,7 +43,7 @@ def test_a_reader_never_sees_a_part(tmp_path: Path) -> None:
 
 
 def test_two_writers_of_one_file_do_not_mix(tmp_path: Path) -> None:
-    folder = Folder.at(str(tmp_path))
+    folder = OutputDir.at(str(tmp_path))
     contents = [letter * 300_000 for letter in (b"a", b"b", b"c", b"d")]
     barrier = threading.Barrier(len(contents))
 
@@ -59,7 +59,7 @@ def test_two_writers_of_one_file_do_not_mix(tmp_path: Path) -> None:
 
 
 def test_an_open_reader_keeps_the_content_that_it_opened(tmp_path: Path) -> None:
-    folder = Folder.at(str(tmp_path))
+    folder = OutputDir.at(str(tmp_path))
     folder.write(NAME, b"old content")
     with (tmp_path / NAME).open("rb") as file:
         folder.write(NAME, b"new")
@@ -70,7 +70,7 @@ def test_an_open_reader_keeps_the_content_that_it_opened(tmp_path: Path) -> None
 def test_an_interrupted_write_leaves_the_old_content_and_no_litter(
     error: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = Folder.at(str(tmp_path))
+    folder = OutputDir.at(str(tmp_path))
     folder.write(NAME, b"old")
 
     def refuse(*arguments: Any) -> None:
@@ -94,7 +94,7 @@ def test_the_temporary_file_is_dotted_and_beside_its_target(
         replace(source, target)
 
     monkeypatch.setattr(os, "replace", logged)
-    Folder.at(str(tmp_path / "new" / "output")).write(NAME, b"x")
+    OutputDir.at(str(tmp_path / "new" / "output")).write(NAME, b"x")
     [(source, target)] = moves
     assert target == tmp_path / "new" / "output" / NAME
     assert source.parent == target.parent
@@ -104,10 +104,10 @@ def test_the_temporary_file_is_dotted_and_beside_its_target(
 def test_a_file_where_a_folder_should_be_is_a_store_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     with pytest.raises(StoreError, match=r"write .*/file/output/\.artifact\.json"):
-        Folder.at(str(tmp_path / "file" / "output")).write(NAME, b"x")
+        OutputDir.at(str(tmp_path / "file" / "output")).write(NAME, b"x")
     assert (tmp_path / "file").read_text() == "x"
 
 
 def test_deleting_what_is_not_there_is_no_error(tmp_path: Path) -> None:
-    Folder.at(str(tmp_path / "missing")).delete(NAME)
+    OutputDir.at(str(tmp_path / "missing")).delete(NAME)
     assert not (tmp_path / "missing").exists()

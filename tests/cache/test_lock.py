@@ -10,9 +10,9 @@ from typing import Any
 
 import fsspec
 import pytest
-from cache_support import LOCK, lease
 
-from marin_dagster.cache import Folder, LeaseTiming
+from helpers.cache import LOCK, lease
+from marin_dagster.cache import LeaseTiming, OutputDir
 from marin_dagster.cache.lease import LeaseWatch, LocalLock, Lock, SettledLock
 from marin_dagster.cache.locks import lock_for
 from marin_dagster.cache.object_lock import ObjectLock
@@ -30,18 +30,18 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def folder(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Folder]:
+def folder(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[OutputDir]:
     if kind == "local":
-        yield Folder.at(str(tmp_path / "output"))
+        yield OutputDir.at(str(tmp_path / "output"))
     elif kind == "s3":
-        yield Folder.at(f"{request.getfixturevalue('s3_prefix')}/output")
+        yield OutputDir.at(f"{request.getfixturevalue('s3_prefix')}/output")
     else:
-        yield Folder.at(f"memory://{tmp_path}/output")
+        yield OutputDir.at(f"memory://{tmp_path}/output")
         fsspec.filesystem("memory").store.clear()
 
 
 @pytest.fixture
-def lock(folder: Folder) -> Lock:
+def lock(folder: OutputDir) -> Lock:
     folder.make()
     return lock_for(folder, TIMING)
 
@@ -50,11 +50,11 @@ def take(lock: Lock, worker_id: str) -> bool:
     return lock.acquire(worker_id, LeaseWatch(TIMING))
 
 
-def test_the_lock_fits_the_store(kind: str, folder: Folder) -> None:
+def test_the_lock_fits_the_store(kind: str, folder: OutputDir) -> None:
     assert type(lock_for(folder, TIMING)) is KINDS[kind]
 
 
-def test_a_free_lock_is_won_in_a_folder_that_does_not_exist_yet(folder: Folder) -> None:
+def test_a_free_lock_is_won_in_a_folder_that_does_not_exist_yet(folder: OutputDir) -> None:
     lock = lock_for(folder, TIMING)
     assert lock.read() is None
     before = time.time()
@@ -65,7 +65,7 @@ def test_a_free_lock_is_won_in_a_folder_that_does_not_exist_yet(folder: Folder) 
     assert before <= fields["timestamp"] <= time.time()
 
 
-def test_a_live_lock_is_not_won_and_not_touched(lock: Lock, folder: Folder) -> None:
+def test_a_live_lock_is_not_won_and_not_touched(lock: Lock, folder: OutputDir) -> None:
     take(lock, "me")
     content = folder.read(LOCK)
     assert not take(lock, "you")
@@ -73,21 +73,21 @@ def test_a_live_lock_is_not_won_and_not_touched(lock: Lock, folder: Folder) -> N
 
 
 @pytest.mark.parametrize("content", [lease(age_s=91), "", " \n"], ids=["stale", "empty", "blank"])
-def test_a_stale_or_empty_lock_is_won_at_once(content: str, lock: Lock, folder: Folder) -> None:
+def test_a_stale_or_empty_lock_is_won_at_once(content: str, lock: Lock, folder: OutputDir) -> None:
     folder.write(LOCK, content.encode())
     assert take(lock, "me")
     assert (found := lock.read()) is not None
     assert found.worker_id == "me"
 
 
-def test_a_long_foreign_lock_file_is_replaced_whole(lock: Lock, folder: Folder) -> None:
+def test_a_long_foreign_lock_file_is_replaced_whole(lock: Lock, folder: OutputDir) -> None:
     folder.write(LOCK, (lease(age_s=91) + " " * 3_000).encode())
     assert take(lock, "me")
     assert json.loads(folder.read(LOCK) or b"")["worker_id"] == "me"
     assert len(folder.read(LOCK) or b"") < 200
 
 
-def test_a_renewal_moves_the_timestamp_only(lock: Lock, folder: Folder) -> None:
+def test_a_renewal_moves_the_timestamp_only(lock: Lock, folder: OutputDir) -> None:
     folder.write(LOCK, lease("me", age_s=50).encode())
     lock.refresh("me")
     assert (found := lock.read()) is not None
@@ -95,26 +95,26 @@ def test_a_renewal_moves_the_timestamp_only(lock: Lock, folder: Folder) -> None:
     assert time.time() - found.timestamp < 49
 
 
-def test_a_released_lock_is_gone(lock: Lock, folder: Folder) -> None:
+def test_a_released_lock_is_gone(lock: Lock, folder: OutputDir) -> None:
     take(lock, "me")
     lock.release("me")
     assert folder.read(LOCK) is None
     assert take(lock, "you")
 
 
-def test_a_foreign_lock_is_not_released(lock: Lock, folder: Folder) -> None:
+def test_a_foreign_lock_is_not_released(lock: Lock, folder: OutputDir) -> None:
     content = lease("foreign").encode()
     folder.write(LOCK, content)
     lock.release("me")
     assert folder.read(LOCK) == content
 
 
-def test_releasing_a_lock_that_is_gone_is_no_error(lock: Lock, folder: Folder) -> None:
+def test_releasing_a_lock_that_is_gone_is_no_error(lock: Lock, folder: OutputDir) -> None:
     lock.release("me")
     assert folder.read(LOCK) is None
 
 
-def test_a_foreign_lock_cannot_be_renewed(lock: Lock, folder: Folder) -> None:
+def test_a_foreign_lock_cannot_be_renewed(lock: Lock, folder: OutputDir) -> None:
     content = lease("foreign", age_s=500).encode()
     folder.write(LOCK, content)
     with pytest.raises(LeaseLostError, match="foreign"):
@@ -122,7 +122,7 @@ def test_a_foreign_lock_cannot_be_renewed(lock: Lock, folder: Folder) -> None:
     assert folder.read(LOCK) == content
 
 
-def test_a_lock_that_is_gone_cannot_be_renewed(lock: Lock, folder: Folder) -> None:
+def test_a_lock_that_is_gone_cannot_be_renewed(lock: Lock, folder: OutputDir) -> None:
     with pytest.raises(LeaseLostError, match="gone"):
         lock.refresh("me")
     assert folder.read(LOCK) is None
@@ -130,7 +130,7 @@ def test_a_lock_that_is_gone_cannot_be_renewed(lock: Lock, folder: Folder) -> No
 
 @pytest.mark.parametrize("content", [b"", b"garbage"])
 def test_a_lock_that_is_unreadable_cannot_be_renewed(
-    content: bytes, lock: Lock, folder: Folder
+    content: bytes, lock: Lock, folder: OutputDir
 ) -> None:
     folder.write(LOCK, content)
     with pytest.raises(LeaseLostError):
@@ -171,7 +171,7 @@ def vanish_once(monkeypatch: pytest.MonkeyPatch, path: str) -> None:
 
 @pytest.fixture
 def local(tmp_path: Path) -> LocalLock:
-    return LocalLock(Folder.at(str(tmp_path)))
+    return LocalLock(OutputDir.at(str(tmp_path)))
 
 
 def test_a_local_lock_that_vanishes_between_opening_and_locking_is_won_anew(
@@ -217,7 +217,7 @@ def test_a_folder_that_vanishes_while_its_lock_is_taken_is_a_store_error(
 ) -> None:
     monkeypatch.setattr(os, "makedirs", lambda *arguments, **options: None)
     with pytest.raises(StoreError, match=LOCK):
-        take(LocalLock(Folder.at(str(tmp_path / "gone"))), "me")
+        take(LocalLock(OutputDir.at(str(tmp_path / "gone"))), "me")
 
 
 def test_the_last_of_two_writers_within_the_settle_time_wins(tmp_path: Path) -> None:
@@ -226,7 +226,7 @@ def test_the_last_of_two_writers_within_the_settle_time_wins(tmp_path: Path) -> 
             super()._write(worker_id)
             super()._write("you")
 
-    folder = Folder.at(f"memory://{tmp_path}/output")
+    folder = OutputDir.at(f"memory://{tmp_path}/output")
     assert not take(Overwritten(folder, TIMING), "me")
     assert take(SettledLock(folder, TIMING), "you") is False
     assert json.loads(folder.read(LOCK) or b"")["worker_id"] == "you"

@@ -8,11 +8,11 @@ from typing import Any, ClassVar
 
 import fsspec
 import pytest
-from cache_support import GUARD_S, LOCK, STATUS, begin, build, lease, make, put, tree
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.spec import AbstractFileSystem
 
-from marin_dagster.cache import CacheState, Folder, Hit, StepCache, many
+from helpers.cache import GUARD_S, LOCK, STATUS, begin, build, lease, make, put, tree
+from marin_dagster.cache import CacheState, Hit, OutputDir, StepCache, parallel
 from marin_dagster.errors import RecordError, StoreError
 from marin_dagster.steps import StepSpec
 
@@ -135,7 +135,7 @@ class MeetingFileSystem(AbstractFileSystem):
 @pytest.fixture
 def meeting(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """Counts the readers of ``meeting://`` paths, of which the first is alone and takes long."""
-    monkeypatch.setattr(many, "_WORTH_A_THREAD_S", -1.0)
+    monkeypatch.setattr(parallel, "_WORTH_A_THREAD_S", -1.0)
     MeetingFileSystem.meeting = threading.Barrier(32)
     MeetingFileSystem.inside = Counter()
     MeetingFileSystem.mutex = threading.Lock()
@@ -155,7 +155,7 @@ def test_32_outputs_are_looked_up_at_once_and_never_more(meeting: Counter[str]) 
 
 def test_the_records_of_32_outputs_are_read_at_once(meeting: Counter[str]) -> None:
     def read(number: int) -> None:
-        hit = Hit(StepSpec("a"), Folder.at(f"meeting://store/{number}"))
+        hit = Hit(StepSpec("a"), OutputDir.at(f"meeting://store/{number}"))
         with pytest.raises(RecordError):  # that store holds one word everywhere
             _ = hit.record
 
@@ -167,7 +167,7 @@ def test_the_records_of_32_outputs_are_read_at_once(meeting: Counter[str]) -> No
 def test_on_a_store_that_answers_at_once_one_thread_looks(
     store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(many, "_WORTH_A_THREAD_S", float("inf"))
+    monkeypatch.setattr(parallel, "_WORTH_A_THREAD_S", float("inf"))
     threads = set()
 
     class Quick(LocalFileSystem):

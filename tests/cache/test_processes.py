@@ -9,13 +9,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from cache_support import GUARD_S, LOCK, STATUS, begin, get, lease, make, python
 
-from marin_dagster.cache import CacheState, Folder, LeaseTiming, StepCache
+from helpers.cache import GUARD_S, LOCK, STATUS, begin, get, lease, make, python
+from marin_dagster.cache import CacheState, LeaseTiming, OutputDir, StepCache
 
 RACER = """
 import sys
-from marin_dagster.cache import Folder, LeaseTiming
+from marin_dagster.cache import OutputDir, LeaseTiming
 from marin_dagster.cache.lease import LeaseWatch, new_worker_id
 from marin_dagster.cache.locks import lock_for
 
@@ -23,7 +23,7 @@ timing = LeaseTiming()
 print("ready", flush=True)
 for line in sys.stdin:
     worker_id = new_worker_id()
-    lock = lock_for(Folder.at(line.strip()), timing)
+    lock = lock_for(OutputDir.at(line.strip()), timing)
     lock.read()
     print("at the start", flush=True)
     sys.stdin.readline()
@@ -67,7 +67,7 @@ def racers(count: int) -> Iterator[list[Racer]]:
 def race(competitors: list[Racer], folder: str, *, stale: bool = False) -> list[str]:
     """One race for one lock; what each competitor says, and the lock is given back."""
     if stale:
-        Folder.at(folder).write(LOCK, lease(age_s=91).encode())
+        OutputDir.at(folder).write(LOCK, lease(age_s=91).encode())
     for racer in competitors:
         racer.say(folder)
     assert {racer.hear() for racer in competitors} == {"at the start"}
@@ -99,11 +99,11 @@ def test_of_three_processes_exactly_one_wins_each_race_in_a_bucket(s3_prefix: st
 
 CROWD = """
 import os, sys
-from marin_dagster.cache import Folder, LeaseTiming
+from marin_dagster.cache import OutputDir, LeaseTiming
 from marin_dagster.cache.lease import LeaseWatch, LocalLock, new_worker_id
 
 folder, rounds = sys.argv[1], int(sys.argv[2])
-lock, timing = LocalLock(Folder.at(folder)), LeaseTiming()
+lock, timing = LocalLock(OutputDir.at(folder)), LeaseTiming()
 sentinel = os.path.join(folder, "inside")
 print("ready", flush=True)
 sys.stdin.readline()

@@ -13,8 +13,8 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from cache_support import STATUS, begin, build, get, make, put, tree
 
+from helpers.cache import STATUS, begin, build, get, make, put, tree
 from marin_dagster.cache import (
     Provenance,
     RunIdentity,
@@ -24,7 +24,7 @@ from marin_dagster.cache import (
     read_record,
 )
 from marin_dagster.cache.provenance import RunProvenance
-from marin_dagster.cache.store import Folder
+from marin_dagster.cache.store import OutputDir
 
 Git = Callable[..., str]
 
@@ -188,7 +188,7 @@ def test_in_a_dagster_run_the_record_names_the_run(
     run = RunIdentity("nightly", "run-1", from_script)
     step = make("step")
     begin(step, run=run).commit()
-    found = read_record(Folder.at(step.output_path))
+    found = read_record(OutputDir.at(step.output_path))
     assert found
     assert isinstance(found.provenance, RunProvenance)
     assert (found.provenance.dagster_job, found.provenance.dagster_run_id) == ("nightly", "run-1")
@@ -304,7 +304,7 @@ def test_malformed_published_provenance_is_passed_over(
 ) -> None:
     monkeypatch.setenv("MARIN_PROVENANCE", value)
     assert launch_provenance().base_commit == git("rev-parse", "--short", "HEAD")
-    record = read_record(Folder.at(build(make("step")).output_path))
+    record = read_record(OutputDir.at(build(make("step")).output_path))
     assert record
     assert isinstance(record.provenance, Provenance)
 

@@ -3,9 +3,9 @@
 from pathlib import Path
 
 import pytest
-from cache_support import LOCK, RECORD, STATUS, begin, build, get, make, put, state, tree
 
-from dying import killed_at_each_change, remove_lock
+from helpers.cache import LOCK, RECORD, STATUS, begin, build, get, make, put, state, tree
+from helpers.dying import killed_at_each_change, remove_lock
 from marin_dagster.cache import CacheState, StepCache
 from marin_dagster.cache import attempt as attempt_module
 from marin_dagster.errors import LeaseLostError, StoreError

@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cache_support import INFO, RECORD, begin, build, get, make, put, tree
 from pydantic import BaseModel, Field
 
-from marin_dagster.cache import ArtifactRecord, Folder, Hit, StepCache, read_record, write_record
+from helpers.cache import INFO, RECORD, begin, build, get, make, put, tree
+from marin_dagster.cache import ArtifactRecord, Hit, OutputDir, StepCache, read_record, write_record
 from marin_dagster.errors import OutputNotReadyError, RecordError
 from marin_dagster.steps import StepSpec
 
@@ -25,7 +25,7 @@ OLD_INFO = {
 def read(step: StepSpec, name: str, content: Any) -> ArtifactRecord | None:
     """What the reader makes of one file in an output."""
     put(step, name, content if isinstance(content, (bytes, str)) else json.dumps(content))
-    return read_record(Folder.at(step.output_path))
+    return read_record(OutputDir.at(step.output_path))
 
 
 def test_a_record_says_what_was_built_from_what() -> None:
@@ -73,8 +73,8 @@ def test_a_record_is_written_also_when_the_function_returns_nothing() -> None:
 
 def test_a_written_record_is_read_back_the_same(tmp_path: Path) -> None:
     record = ArtifactRecord(name="é", deps=["a_1"], config={"x": [1, None]}, result={"y": "ü"})
-    write_record(Folder.at(str(tmp_path)), record)
-    assert read_record(Folder.at(str(tmp_path))) == record
+    write_record(OutputDir.at(str(tmp_path)), record)
+    assert read_record(OutputDir.at(str(tmp_path))) == record
 
 
 def test_the_record_of_a_hit_is_read_when_it_is_asked_for() -> None:
@@ -89,16 +89,16 @@ def test_the_record_of_a_hit_is_read_when_it_is_asked_for() -> None:
 
 
 def test_an_output_without_files_has_no_record(tmp_path: Path) -> None:
-    assert read_record(Folder.at(str(tmp_path / "missing"))) is None
+    assert read_record(OutputDir.at(str(tmp_path / "missing"))) is None
 
 
 def test_the_schedulers_info_is_never_read_as_a_record() -> None:
     step = make("step", hash_attrs={"tokenizer": "x"})
     attempt = begin(step)
     assert get(step, INFO)
-    assert read_record(Folder.at(step.output_path)) is None
+    assert read_record(OutputDir.at(step.output_path)) is None
     attempt.fail()
-    assert read_record(Folder.at(step.output_path)) is None
+    assert read_record(OutputDir.at(step.output_path)) is None
 
 
 def test_a_genuine_old_info_stands_in_for_a_missing_record() -> None:
@@ -196,7 +196,7 @@ def test_an_unreadable_old_info_is_an_error_naming_the_file(content: Any) -> Non
 def test_reading_a_record_changes_nothing(tmp_path: Path) -> None:
     step = build(make("step"))
     before = tree(step.output_path)
-    read_record(Folder.at(step.output_path))
+    read_record(OutputDir.at(step.output_path))
     assert tree(step.output_path) == before
 
 
@@ -219,7 +219,7 @@ class Renamed(BaseModel):
 
 def test_a_model_that_was_returned_is_loaded_as_it_was_whatever_its_fields_are_called() -> None:
     step = build(make("step"), result=Renamed(n=7))
-    record = read_record(Folder.at(step.output_path))
+    record = read_record(OutputDir.at(step.output_path))
     assert record
     assert record.typed_result(Renamed, where="step x (/store/x)") == Renamed(n=7)
 

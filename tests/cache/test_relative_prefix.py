@@ -4,7 +4,8 @@ import os
 from pathlib import Path
 
 import pytest
-from cache_support import INFO, RECORD, STATUS, python
+
+from helpers.cache import INFO, RECORD, STATUS, python
 
 RUN = """
 import os, sys

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cache_support import LOCK, RECORD, STATUS, begin, build, get, make
 from pydantic import BaseModel
 
-from marin_dagster.cache import Folder, read_record
+from helpers.cache import LOCK, RECORD, STATUS, begin, build, get, make
+from marin_dagster.cache import OutputDir, read_record
 from marin_dagster.errors import ResultError
 
 
@@ -90,7 +90,7 @@ KEPT: dict[str, tuple[Any, Any]] = {
 @pytest.mark.parametrize(("result", "kept"), KEPT.values(), ids=KEPT)
 def test_a_result_is_kept_as_json(result: Any, kept: Any) -> None:
     step = build(make("step"), result=result)
-    found = read_record(Folder.at(step.output_path))
+    found = read_record(OutputDir.at(step.output_path))
     assert found
     assert found.result == kept
     assert type(found.result) is type(kept)
@@ -106,7 +106,7 @@ def test_numbers_that_json_does_not_have_leave_a_record_that_everyone_can_read()
     document = json.loads(get(step, RECORD) or "", parse_constant=refuse)
     assert document["result"].keys() == result.keys()
     assert document["result"]["n"] == 1
-    assert read_record(Folder.at(step.output_path))
+    assert read_record(OutputDir.at(step.output_path))
     assert get(step, STATUS) == "SUCCESS"
 
 

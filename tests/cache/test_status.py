@@ -3,11 +3,11 @@
 from pathlib import Path
 
 import pytest
-from cache_support import STATUS
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from marin_dagster.cache import Folder, Status, read_status, write_status
+from helpers.cache import STATUS
+from marin_dagster.cache import OutputDir, Status, read_status, write_status
 from marin_dagster.cache.status import parse_status
 from marin_dagster.errors import StoreError
 
@@ -77,21 +77,21 @@ def test_no_content_at_all_breaks_the_reader(content: bytes) -> None:
 
 
 def test_a_missing_file_and_a_missing_folder_are_no_status(tmp_path: Path) -> None:
-    assert read_status(Folder.at(str(tmp_path))) is None
-    assert read_status(Folder.at(str(tmp_path / "missing"))) is None
+    assert read_status(OutputDir.at(str(tmp_path))) is None
+    assert read_status(OutputDir.at(str(tmp_path / "missing"))) is None
     assert not (tmp_path / "missing").exists()
 
 
 @pytest.mark.parametrize("status", [Status.SUCCESS, Status.FAILED, Status.RUNNING])
 def test_a_status_is_written_as_a_bare_token(status: Status, tmp_path: Path) -> None:
-    folder = Folder.at(str(tmp_path / "new" / "output"))
+    folder = OutputDir.at(str(tmp_path / "new" / "output"))
     write_status(folder, status)
     assert (tmp_path / "new" / "output" / STATUS).read_bytes() == status.value.encode()
     assert read_status(folder) is status
 
 
 def test_a_shorter_status_replaces_a_longer_one_whole(tmp_path: Path) -> None:
-    folder = Folder.at(str(tmp_path))
+    folder = OutputDir.at(str(tmp_path))
     (tmp_path / STATUS).write_bytes(b'{"status":"RUNNING"}\n' * 100)
     write_status(folder, Status.SUCCESS)
     assert (tmp_path / STATUS).read_bytes() == b"SUCCESS"
@@ -100,4 +100,4 @@ def test_a_shorter_status_replaces_a_longer_one_whole(tmp_path: Path) -> None:
 def test_a_status_that_cannot_be_read_is_an_error_and_not_a_missing_one(tmp_path: Path) -> None:
     (tmp_path / STATUS).mkdir()
     with pytest.raises(StoreError, match=str(tmp_path / STATUS)):
-        read_status(Folder.at(str(tmp_path)))
+        read_status(OutputDir.at(str(tmp_path)))

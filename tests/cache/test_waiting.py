@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cache_support import GUARD_S, LOCK, STATUS, begin, get, lease, make, put, tree
 
+from helpers.cache import GUARD_S, LOCK, STATUS, begin, get, lease, make, put, tree
 from marin_dagster.cache import Attempt, Hit, LeaseTiming, StepCache
 from marin_dagster.cache.lease import LeaseWatch, LocalLock
 from marin_dagster.errors import PreviousAttemptFailedError

@@ -9,7 +9,7 @@ from typing import Any
 from iris_server import IrisServer, eventually
 
 from marin_dagster import ResourceConfig, StepSpec
-from marin_dagster.cache import Folder, read_record
+from marin_dagster.cache import OutputDir, read_record
 from marin_dagster.cache.record import step_record
 from marin_dagster.runners import FraySettings, JobStatus, Request, StepCall
 from marin_dagster.runners.base import job_name
@@ -56,7 +56,7 @@ def log_of(job: FrayJob) -> str:
 
 def result_of(step: Any) -> Any:
     """The result in the step's record; None without a record."""
-    record = read_record(Folder.at(step.output_path))
+    record = read_record(OutputDir.at(step.output_path))
     return record and record.result
 
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import dagster as dg
 import pytest
-from dagster_server import running_server
 from marin.execution.step_runner import StepRunner as MarinRunner
 from marin.execution.step_runner import _expand_unseen
 
-from support import run_job
+from helpers.dagster_server import running_server
+from helpers.runs import run_job
 
 pytestmark = [
     pytest.mark.interop,

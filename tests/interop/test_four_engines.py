@@ -5,9 +5,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from dagster_server import DagsterServer, running_server
 from iris_server import IrisServer, iris_server
-from slurm_server import SlurmServer, slurm_or_skip
+
+from helpers.dagster_server import DagsterServer, running_server
+from helpers.slurm_server import SlurmServer, slurm_or_skip
 
 LOCATION = Path(__file__).with_name("four_engines_location.py")
 ENGINES = ("here", "process", "slurm", "iris")

@@ -23,7 +23,7 @@ from iris.client.client import IrisClient
 from iris.cluster.types import JobName
 from iris_server import IrisServer, eventually, iris_server
 
-from marin_dagster.cache import Folder
+from marin_dagster.cache import OutputDir
 from marin_dagster.runners import JobState, JobStatus, Request
 from marin_dagster.runners.fray import FrayRunner
 from marin_dagster.runners.fray_clients import FrayJob
@@ -83,7 +83,7 @@ def test_an_exception_leaves_its_remote_traceback(runner: FrayRunner, tmp_path: 
 
     assert status.state is JobState.FAILED
     assert status.reason == "exit code 1: LookupError: no such corpus"
-    fault = read_fault(Folder.at(step.output_path), job.name)
+    fault = read_fault(OutputDir.at(step.output_path), job.name)
     assert fault is not None
     assert (fault.type, fault.message) == ("LookupError", "no such corpus")
     assert "test_fray_runner.py" in fault.traceback

@@ -3,10 +3,10 @@
 from collections.abc import Iterator
 
 import pytest
-from conformance import Conformance, QueueConformance
-from driving import Engine
 from iris_server import iris_server
 
+from helpers.job_driver import Engine
+from helpers.runner_conformance import Conformance, QueueConformance
 from marin_dagster.runners import Runner
 
 

@@ -23,11 +23,11 @@ from rigging.filesystem.cluster_config import region_from_prefix
 from rigging.provenance import Provenance
 
 import marin_dagster.lazy as our_lazy
+from helpers.runs import run_job
 from marin_dagster import StepRunner, build_definitions
 from marin_dagster.lazy.region import region_of_prefix
 from marin_dagster.steps.fingerprint import canonical_json, fingerprint_hash
 from marin_dagster.steps.protocol import adopted_source, is_pinned
-from support import run_job
 
 pytestmark = pytest.mark.interop
 V = "2026.07.01"

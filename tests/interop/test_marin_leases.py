@@ -37,7 +37,7 @@ from rigging.filesystem.distributed_lock import LeaseLostError as MarinLeaseLost
 
 import marin_dagster.cache.lease as our_lease
 from marin_dagster import StepCache, StepRunner
-from marin_dagster.cache import Attempt, CacheState, Folder, Hit, LeaseTiming, read_record
+from marin_dagster.cache import Attempt, CacheState, Hit, LeaseTiming, OutputDir, read_record
 from marin_dagster.cache.locks import lock_for
 from marin_dagster.errors import LeaseLostError
 from marin_dagster.runners import run_inline
@@ -436,7 +436,7 @@ def test_in_a_bucket_a_lease_that_marin_takes_after_we_looked_is_not_overwritten
             return alive
 
     timing = LeaseTiming()
-    lock = lock_for(Folder.at(step.output_path), timing)
+    lock = lock_for(OutputDir.at(step.output_path), timing)
     assert not lock.acquire("ours-1-0a1b2c3d", Between(timing))
     assert marin_lock(step.output_path).active_holder_id() == "marin-host-1"
     with pytest.raises(LeaseLostError, match="marin-host-1"):
@@ -479,7 +479,7 @@ def test_where_marin_settles_and_reads_back_we_do_so_too(
     clock = SimpleNamespace(time=time.time, monotonic=time.monotonic, sleep=settle)
     monkeypatch.setattr(our_lease, "time", clock)
     timing = LeaseTiming()
-    lock = lock_for(Folder.at(step.output_path), timing)
+    lock = lock_for(OutputDir.at(step.output_path), timing)
     assert not lock.acquire("ours-1-0a1b2c3d", our_lease.LeaseWatch(timing))
     assert settles == [timing.settle_s]
 
@@ -580,7 +580,7 @@ def test_a_killed_process_of_ours_is_waited_for_while_its_lease_lives_and_then_t
     run_step(local_step)
     assert waits == [5, 5, 5]
     assert calls.take() == ["train"]
-    assert read_record(Folder.at(local_step.output_path)) is not None
+    assert read_record(OutputDir.at(local_step.output_path)) is not None
     assert not is_locked(local_step.output_path)
 
 

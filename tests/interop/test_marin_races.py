@@ -9,7 +9,7 @@ from marin.execution.step_spec import StepSpec as MarinStep
 from marin_peer import is_locked, marin_status
 from marin_processes import race_in_dagster, race_with_marin, spawn, start
 
-from marin_dagster.cache import Folder, Status, read_record, read_status
+from marin_dagster.cache import OutputDir, Status, read_record, read_status
 
 pytestmark = pytest.mark.interop
 
@@ -35,7 +35,7 @@ def test_every_step_is_built_exactly_once_and_nothing_stays_locked(prefix: str) 
     for index, step in enumerate(steps):
         left = BEFORE if "://" not in prefix else BEFORE[:-1]
         for name, content in left[index % len(left)].items():
-            Folder.at(step.output_path).write(name, content.encode())
+            OutputDir.at(step.output_path).write(name, content.encode())
 
     names, barrier = spawn.Queue(), spawn.Barrier(2)
     workers = [
@@ -48,7 +48,7 @@ def test_every_step_is_built_exactly_once_and_nothing_stays_locked(prefix: str) 
 
     winners: Counter[str] = Counter()
     for step in steps:
-        folder = Folder.at(step.output_path)
+        folder = OutputDir.at(step.output_path)
         calls = [path.rpartition("call-")[2] for path in folder.fs.glob(folder.file("call-*"))]
         assert len(calls) == 1, f"{step.name} ran {len(calls)} times: {calls}"
         who = calls[0].partition("-")[0]

@@ -26,11 +26,12 @@ from marin_peer import marin_lock, marin_status, read_json, write_file
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, computed_field
 
 import marin_dagster.cache.provenance as our_provenance
+from helpers.runs import DATA
 from marin_dagster import StepCache, StepSpec
 from marin_dagster.cache import (
     Attempt,
     CacheState,
-    Folder,
+    OutputDir,
     Status,
     launch_provenance,
     read_record,
@@ -39,7 +40,6 @@ from marin_dagster.cache import (
 from marin_dagster.cache.status import parse_status
 from marin_dagster.errors import RecordError
 from marin_dagster.runners import run_inline
-from support import DATA
 
 pytestmark = pytest.mark.interop
 
@@ -59,7 +59,7 @@ def test_the_recorded_tree_has_every_form_in_it() -> None:
 @pytest.mark.parametrize("output", OUTPUTS)
 def test_the_recorded_tree_is_read_equal_by_both_readers(output: str, tmp_path: Path) -> None:
     path = str(shutil.copytree(GOLDEN / output, tmp_path / "copy"))
-    folder = Folder.at(path)
+    folder = OutputDir.at(path)
     assert read_status(folder) == marin_status(path)
     ours, marins = read_record(folder), marin_read_record(path)
     assert (ours and ours.model_dump()) == (marins and marins.model_dump())
@@ -117,7 +117,7 @@ def test_a_status_in_any_form_is_a_success_for_both_or_for_neither(content: str)
 )
 def test_a_status_file_is_a_success_for_both_or_for_neither(content: str, tmp_path: Path) -> None:
     write_file(str(tmp_path), ".executor_status", content)
-    ours = read_status(Folder.at(str(tmp_path)))
+    ours = read_status(OutputDir.at(str(tmp_path)))
     assert (ours is Status.SUCCESS) == (marin_status(str(tmp_path)) == "SUCCESS")
 
 
@@ -178,7 +178,7 @@ FULL = {
 )
 def test_a_record_in_any_form_is_read_equal_by_both(text: str, tmp_path: Path) -> None:
     write_file(str(tmp_path), ".artifact.json", text)
-    folder = Folder.at(str(tmp_path))
+    folder = OutputDir.at(str(tmp_path))
     try:
         marins = marin_read_record(str(tmp_path))
     except ValidationError:
@@ -205,7 +205,7 @@ def test_an_info_file_without_a_record_is_read_equal_by_both(
     info: dict[str, Any], tmp_path: Path
 ) -> None:
     write_file(str(tmp_path), ".executor_info", json.dumps(info))
-    ours, marins = read_record(Folder.at(str(tmp_path))), marin_read_record(str(tmp_path))
+    ours, marins = read_record(OutputDir.at(str(tmp_path))), marin_read_record(str(tmp_path))
     assert (ours and ours.model_dump()) == (marins and marins.model_dump())
     assert (marins is None) == (info.get("executor_version") == "step_runner")
 
@@ -371,7 +371,7 @@ def test_each_side_loads_the_typed_result_that_the_other_wrote(store: Path) -> N
     assert Artifact.raw_load(path).model_dump() == {"path": path, "size": 9}
     shutil.rmtree(path)
     run_step(make(MarinStep))
-    record = read_record(Folder.at(path))
+    record = read_record(OutputDir.at(path))
     assert record is not None
     assert record.typed_result(Vocabulary, where=path) == Vocabulary(size=9)
 

@@ -15,7 +15,7 @@ from marin.execution.step_runner import StepRunner as MarinRunner
 from marin.execution.step_spec import StepSpec as MarinStep
 
 from marin_dagster import ResourceConfig, StepRunner, StepSpec
-from marin_dagster.errors import EngineAwayError, RoutingError, StepsFailedError
+from marin_dagster.errors import EngineTimeoutError, RoutingError, StepsFailedError
 
 pytestmark = pytest.mark.interop
 
@@ -179,7 +179,7 @@ def test_a_runner_knows_whether_iris_workers_see_its_disk(monkeypatch: pytest.Mo
     with pytest.raises(StepsFailedError) as raised:
         StepRunner(fray_client=nowhere, shared_disk=True).run([step])
 
-    assert [type(error) for error in raised.value.exceptions] == [EngineAwayError]
+    assert [type(error) for error in raised.value.exceptions] == [EngineTimeoutError]
 
 
 @pytest.mark.parametrize("how", ["given", "current"])

@@ -18,6 +18,7 @@ from marin.execution.step_spec import StepSpec as MarinStep
 from marin_peer import Calls, marin_status, small_graph, write_file
 from pydantic import BaseModel
 
+from helpers.runs import Run, metadata_of, run_job
 from marin_dagster import (
     RemoteCallable,
     ResourceConfig,
@@ -28,7 +29,6 @@ from marin_dagster import (
     remote,
 )
 from marin_dagster.steps import StepGraph
-from support import Run, metadata_of, run_job
 
 pytestmark = pytest.mark.interop
 

@@ -25,11 +25,11 @@ from marin_peer import (
     write_file,
 )
 
+from helpers.runs import metadata_of, run_job
 from marin_dagster import StepCache, StepSpec, build_definitions
-from marin_dagster.cache import CacheState, Folder, Hit, Status, read_record, read_status
+from marin_dagster.cache import CacheState, Hit, OutputDir, Status, read_record, read_status
 from marin_dagster.errors import PreviousAttemptFailedError
 from marin_dagster.steps import StepGraph
-from support import metadata_of, run_job
 
 pytestmark = pytest.mark.interop
 
@@ -57,7 +57,7 @@ def without_moments(content: bytes) -> bytes:
 
 def contents(prefix: str) -> dict[str, bytes]:
     """Every file of a store."""
-    folder = Folder.at(prefix)
+    folder = OutputDir.at(prefix)
     return {name: folder.read(name) or b"" for name in files_below(prefix)}
 
 
@@ -184,7 +184,7 @@ def test_neither_side_overwrites_the_others_scheduled_info_nor_reads_it_as_a_rec
     step = MarinStep("a", output_path_prefix=str(store), fn=calls.function("a"))
     write_file(step.output_path, ".executor_info", '{"executor_version": "step_runner", "n": 1}')
     assert marin_read_record(step.output_path) is None
-    assert read_record(Folder.at(step.output_path)) is None
+    assert read_record(OutputDir.at(step.output_path)) is None
     attempt = StepCache().begin(step)
     assert not isinstance(attempt, Hit)
     attempt.fail()
@@ -223,7 +223,7 @@ def test_what_is_not_a_success_to_one_is_built_by_the_other(
         write_file(step.output_path, ".executor_status", token)
         build(step)
         assert marin_status(step.output_path) == "SUCCESS"
-        assert read_status(Folder.at(step.output_path)) is Status.SUCCESS
+        assert read_status(OutputDir.at(step.output_path)) is Status.SUCCESS
 
 
 @pytest.mark.parametrize(

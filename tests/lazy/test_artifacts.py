@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
+from helpers.runs import Recorder
 from marin_dagster import (
     ArtifactStep,
     StepRunner,
@@ -17,7 +18,6 @@ from marin_dagster import (
     write_artifact,
 )
 from marin_dagster.errors import AdoptedDataMissingError, OutputNotReadyError, ResultError
-from support import Recorder
 
 
 class Stats(BaseModel):

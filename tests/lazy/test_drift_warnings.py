@@ -8,9 +8,9 @@ from typing import Any
 import dagster as dg
 import pytest
 
+from helpers.runs import memory_instance, run_job
 from marin_dagster import OUT, ArtifactStep, StepRunner, apply, build_definitions
 from marin_dagster.cache import Hit, StepCache
-from support import memory_instance, run_job
 
 V = "2026.07.01"
 

@@ -9,7 +9,7 @@ import pytest
 from pydantic import Field
 
 from marin_dagster import ResourceConfig, StepGraph, StepRunner, StepSpec, remote
-from marin_dagster.cache import Attempt, Folder, StepCache, read_record
+from marin_dagster.cache import Attempt, OutputDir, StepCache, read_record
 from marin_dagster.errors import (
     AdoptedDataMissingError,
     ArtifactTypeMismatchError,
@@ -373,7 +373,7 @@ def test_adopted_data_is_registered_where_it_is(tmp_path: Path, store: Path) -> 
     build(adopted)
 
     assert adopted.path() == str(source)
-    record = read_record(Folder.at(str(store / "old" / V)))
+    record = read_record(OutputDir.at(str(store / "old" / V)))
     assert record is not None
     assert (record.source, record.config) == (str(source), {"tokenizer": "gpt2"})
     assert list(source.iterdir()) == []

@@ -8,10 +8,10 @@ from typing import Any
 import dagster as dg
 import pytest
 
+from helpers.runs import Recorder, memory_instance, metadata_of, run_job, status_of
 from marin_dagster import StepRunner, build_definitions, marin_executor
 from marin_dagster.errors import FingerprintMismatchError, StepsFailedError
 from marin_dagster.lazy import OUT, ArtifactStep, apply, lower
-from support import Recorder, memory_instance, metadata_of, run_job, status_of
 
 V = "2026.07.01"
 

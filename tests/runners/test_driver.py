@@ -5,16 +5,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from driving import Drive, Stopped
-from fake_engine import FakeJob, FakeRunner
-from step_functions import write
 
+from helpers.fake_engine import FakeJob, FakeRunner
+from helpers.job_driver import Drive, Stopped
+from helpers.runs import is_locked, status_of
+from helpers.step_functions import write
 from marin_dagster import StepSpec
-from marin_dagster.cache import Folder, Status, StepCache
+from marin_dagster.cache import OutputDir, Status, StepCache
 from marin_dagster.cache import attempt as attempt_module
 from marin_dagster.errors import (
-    EngineAwayError,
     EngineError,
+    EngineTimeoutError,
     JobFailedError,
     JobLostError,
     LeaseLostError,
@@ -22,15 +23,14 @@ from marin_dagster.errors import (
     StoreError,
 )
 from marin_dagster.runners import (
-    JobNote,
+    JobFile,
     JobState,
     Request,
     StepCall,
     driver,
-    joblogs,
-    read_job_note,
+    job_logs,
+    read_job_file,
 )
-from support import is_locked, status_of
 
 
 @pytest.fixture
@@ -51,8 +51,8 @@ def started(step: StepSpec, runner: FakeRunner) -> tuple[Drive, FakeJob]:
     return drive, drive.job
 
 
-def note_of(step: StepSpec) -> JobNote | None:
-    return read_job_note(Folder.at(step.output_path))
+def note_of(step: StepSpec) -> JobFile | None:
+    return read_job_file(OutputDir.at(step.output_path))
 
 
 def test_a_job_that_is_preempted_and_goes_on_is_one_success(
@@ -117,7 +117,7 @@ def test_an_old_record_does_not_make_a_success(runner: FakeRunner, step: StepSpe
 def test_a_log_that_hangs_or_breaks_changes_nothing(
     runner: FakeRunner, step: StepSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(joblogs, "_LOG_DRAIN_S", 0.1)
+    monkeypatch.setattr(job_logs, "_LOG_DRAIN_S", 0.1)
     blocked, go_on = threading.Event(), threading.Event()
 
     def log() -> Iterator[tuple[str, str]]:
@@ -159,7 +159,7 @@ def test_a_log_is_read_to_its_end_after_the_job_has_ended(
 def test_an_engine_that_is_away_for_a_while_is_waited_for_and_said(
     runner: FakeRunner, step: StepSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(driver, "_SAY_TROUBLE_S", 0.0)
+    monkeypatch.setattr(driver, "_LOG_TROUBLE_S", 0.0)
     monkeypatch.setattr(driver, "_LOOK_S", 0.01)
     drive, job = started(step, runner)
 
@@ -211,10 +211,10 @@ def test_a_job_that_may_have_been_submitted_is_looked_for(
     class Forgetful(FakeRunner):
         def submit(self, name: str, call: StepCall, request: Request) -> FakeJob:
             super().submit(name, call, request)
-            raise EngineAwayError("no answer")
+            raise EngineTimeoutError("no answer")
 
     forgetful = Forgetful()
-    with pytest.raises(EngineAwayError):
+    with pytest.raises(EngineTimeoutError):
         Drive(step, forgetful).start().end()
     [job] = forgetful.jobs.values()
 
@@ -396,11 +396,11 @@ def test_after_a_failure_a_record_alone_proves_nothing(runner: FakeRunner, step:
 def test_a_stopped_step_cancels_its_job_although_the_store_is_away(
     runner: FakeRunner, step: StepSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(folder: Folder) -> None:
+    def refuse(folder: OutputDir) -> None:
         raise StoreError("the store is away")
 
     drive, job = started(step, runner)
-    monkeypatch.setattr(driver, "read_job_note", refuse)
+    monkeypatch.setattr(driver, "read_job_file", refuse)
 
     drive.stop()
     with pytest.raises(Stopped):
@@ -527,7 +527,7 @@ def test_until_success_is_written_the_note_stays(
     seen = []
     write_status = attempt_module.write_status
 
-    def note_and_write(folder: Folder, status: Status) -> None:
+    def note_and_write(folder: OutputDir, status: Status) -> None:
         seen.append((status.value, note_of(step) is not None))
         write_status(folder, status)
 
@@ -544,7 +544,7 @@ def test_until_success_is_written_the_note_stays(
 def test_a_log_that_cannot_be_written_is_read_to_its_end(
     runner: FakeRunner, step: StepSpec, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(joblogs, "_LOG_DRAIN_S", 0.1)
+    monkeypatch.setattr(job_logs, "_LOG_DRAIN_S", 0.1)
     read, go_on = threading.Event(), threading.Event()
 
     def log() -> Iterator[tuple[str, str]]:

@@ -5,16 +5,17 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from driving import Drive, Stopped
-from fake_engine import FakeJob, FakeRunner
-from step_functions import write
 
-from dying import killed_at_each_change, remove_lock
+from helpers.dying import killed_at_each_change, remove_lock
+from helpers.fake_engine import FakeJob, FakeRunner
+from helpers.job_driver import Drive, Stopped
+from helpers.runs import is_locked, status_of
+from helpers.step_functions import write
 from marin_dagster import StepSpec
-from marin_dagster.cache import Folder
+from marin_dagster.cache import OutputDir
 from marin_dagster.errors import (
-    EngineAwayError,
     EngineError,
+    EngineTimeoutError,
     JobFailedError,
     JobLostError,
     LeaseLostError,
@@ -28,11 +29,10 @@ from marin_dagster.runners import (
     StepCall,
     driver,
     pack,
-    read_job_note,
+    read_job_file,
     run_packed,
 )
 from marin_dagster.runners.payload import forget_record
-from support import is_locked, status_of
 
 
 @pytest.fixture
@@ -75,7 +75,7 @@ class Unsayable(list[str]):
 class Forgetful(FakeRunner):
     def submit(self, name: str, call: StepCall, request: Request) -> FakeJob:
         super().submit(name, call, request)
-        raise EngineAwayError("no answer")
+        raise EngineTimeoutError("no answer")
 
 
 class Picky(FakeRunner):
@@ -112,11 +112,13 @@ def test_a_job_that_never_begins_leaves_the_output_finished(
     with pytest.raises(error):
         drive.end()
     assert finished(step) == before
-    assert read_job_note(Folder.at(step.output_path)) is None
+    assert read_job_file(OutputDir.at(step.output_path)) is None
 
 
 @pytest.mark.parametrize(
-    ("other", "error"), [(Forgetful(), EngineAwayError), (Picky(), RunnerError)], ids=repr
+    ("other", "error"),
+    [(Forgetful(), EngineTimeoutError), (Picky(), RunnerError)],
+    ids=["no answer", "refused"],
 )
 def test_a_job_that_is_not_submitted_leaves_the_output_finished(
     other: FakeRunner, error: type[Exception], step: StepSpec
@@ -140,7 +142,7 @@ def test_an_engine_that_is_away_leaves_the_output_finished(
         Drive(step, runner, force=True).start().end()
 
     assert finished(step) == before
-    assert read_job_note(Folder.at(step.output_path)) is None
+    assert read_job_file(OutputDir.at(step.output_path)) is None
 
 
 def test_a_job_that_cannot_be_noted_leaves_the_output_finished(
@@ -226,7 +228,7 @@ def test_a_worker_that_dies_while_it_withdraws_leaves_nothing_that_is_served_wit
 ) -> None:
     seen = []
 
-    def look(folder: Folder) -> None:
+    def look(folder: OutputDir) -> None:
         seen.append(status_of(step))
         forget_record(folder)
 

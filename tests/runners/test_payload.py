@@ -16,7 +16,7 @@ import pytest
 from pydantic import BaseModel
 
 from marin_dagster import StepSpec
-from marin_dagster.cache import Attempt, Folder, StepCache, read_record
+from marin_dagster.cache import Attempt, OutputDir, StepCache, read_record
 from marin_dagster.errors import RunnerError, StepWithoutFunctionError
 from marin_dagster.runners import Request, StepCall, pack, run_packed
 from marin_dagster.runners.base import JOB_NAME_LENGTH, job_name
@@ -55,7 +55,7 @@ def run_elsewhere(call: StepCall, **environment: str) -> "subprocess.CompletedPr
 
 
 def result_of(call: StepCall) -> dict[str, Any] | None:
-    record = read_record(Folder.at(call.output_path))
+    record = read_record(OutputDir.at(call.output_path))
     return record.result if record else None
 
 
@@ -105,7 +105,7 @@ def test_a_traceback_names_the_file_of_such_a_function(location: Any) -> None:
     done = run_elsewhere(call)
 
     assert done.returncode == 1
-    fault = read_fault(Folder.at(call.output_path), "job-1")
+    fault = read_fault(OutputDir.at(call.output_path), "job-1")
     assert fault is not None
     assert (fault.type, fault.message) == ("ZeroDivisionError", "division by zero")
     assert 'own_location.py", line 2, in build' in fault.traceback
@@ -160,7 +160,7 @@ def test_a_result_that_no_record_holds_is_a_fault() -> None:
     call = call_of(lambda _: {"x": object()})
 
     assert run_elsewhere(call).returncode == 1
-    fault = read_fault(Folder.at(call.output_path), "job-1")
+    fault = read_fault(OutputDir.at(call.output_path), "job-1")
     assert fault is not None
     assert fault.type == "ResultError"
     assert call.output_path in fault.message
@@ -197,7 +197,7 @@ def test_a_describer_puts_exceptions_of_its_package_into_the_fault(
 
     assert run_elsewhere(call, PYTHONPATH=str(tmp_path)).returncode == 1
 
-    fault = read_fault(Folder.at(call.output_path), "job-1")
+    fault = read_fault(OutputDir.at(call.output_path), "job-1")
     assert fault is not None
     assert (fault.message, fault.details) == ("no number", details)
 
@@ -206,14 +206,14 @@ def test_a_fault_of_another_job_is_not_this_ones() -> None:
     call = call_of(lambda _: 1 / 0)
     run_elsewhere(call)
 
-    assert read_fault(Folder.at(call.output_path), "job-2") is None
+    assert read_fault(OutputDir.at(call.output_path), "job-2") is None
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", "null", '{"job": "job-1"}'])
 def test_a_broken_error_file_is_none(content: str, tmp_path: Path) -> None:
     tmp_path.joinpath(".step_error.json").write_text(content)
 
-    assert read_fault(Folder.at(str(tmp_path)), "job-1") is None
+    assert read_fault(OutputDir.at(str(tmp_path)), "job-1") is None
 
 
 def test_a_long_traceback_keeps_its_end() -> None:
@@ -259,7 +259,7 @@ def test_an_error_is_written_down_although_stderr_is_unusable(how: Callable[[], 
     call = call_of(build)
 
     assert run_elsewhere(call).returncode != 0
-    fault = read_fault(Folder.at(call.output_path), "job-1")
+    fault = read_fault(OutputDir.at(call.output_path), "job-1")
     assert fault is not None
     assert fault.message == "no such corpus"
 
@@ -275,7 +275,7 @@ def test_an_error_whose_message_cannot_be_shown_is_written_down() -> None:
     call = call_of(build)
 
     assert run_elsewhere(call).returncode == 1
-    fault = read_fault(Folder.at(call.output_path), "job-1")
+    fault = read_fault(OutputDir.at(call.output_path), "job-1")
     assert fault is not None
     assert "Odd" in fault.type
     assert "cannot be shown" in fault.message
@@ -290,7 +290,7 @@ def test_a_function_that_cannot_be_loaded_is_a_fault() -> None:
     call = call_of(lambda _: {"odd": str(unloadable)})
 
     assert run_elsewhere(call).returncode == 1
-    fault = read_fault(Folder.at(call.output_path), "job-1")
+    fault = read_fault(OutputDir.at(call.output_path), "job-1")
     assert fault is not None
     assert "no number" in fault.message
 
@@ -335,7 +335,7 @@ def test_a_step_that_writes_its_own_record_keeps_it() -> None:
     call = call_of(build, writes_record=True)
 
     assert run_elsewhere(call).returncode == 0
-    record = read_record(Folder.at(call.output_path))
+    record = read_record(OutputDir.at(call.output_path))
     assert record is not None
     assert record.name == "mine"
 

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import step_functions
-from conformance import is_waiting, pids_of
-from driving import Drive, Stopped
-from step_functions import is_dead, wait_for, wait_until
 
+from helpers import step_functions
+from helpers.job_driver import Drive, Stopped
+from helpers.runner_conformance import is_waiting, pids_of
+from helpers.step_functions import is_dead, wait_for, wait_until
 from marin_dagster import ResourceConfig, StepSpec, remote
-from marin_dagster.cache import Folder, read_record
+from marin_dagster.cache import OutputDir, read_record
 from marin_dagster.errors import JobFailedError, JobLostError, RemoteFunctionError
 from marin_dagster.runners import JobState, ProcessSettings, Request, gpus
 from marin_dagster.runners.process import ProcessRunner
@@ -39,7 +39,7 @@ def runner() -> Iterator[ProcessRunner]:
 
 
 def result_of(step: StepSpec) -> dict[str, Any]:
-    record = read_record(Folder.at(step.output_path))
+    record = read_record(OutputDir.at(step.output_path))
     assert record is not None
     return record.result or {}
 
@@ -122,8 +122,8 @@ def test_memory_errors_of_array_libraries_are_named(runner: ProcessRunner) -> No
 FORKING = """
 import multiprocessing, os, pathlib, sys, time
 sys.path[:0] = {path!r}
-from driving import Drive, Engine
-import step_functions
+from helpers.job_driver import Drive, Engine
+from helpers import step_functions
 step = Engine("process").step("orphan", step_functions.wait_to_go)
 drive = Drive(step, Engine("process").runner()).start()
 drive.until(lambda: (pathlib.Path(step.output_path) / "pids").exists())
@@ -136,7 +136,7 @@ time.sleep(600)
 
 
 def test_steps_die_with_the_run_worker_although_it_has_forked() -> None:
-    path = [str(Path(__file__).parent), *sys.path]
+    path = [str(Path(__file__).parents[1]), *sys.path]
     worker = subprocess.Popen([sys.executable, "-c", FORKING.format(path=path)])
     step = StepSpec("orphan", fn=step_functions.wait_to_go)
     forked = step_functions.beside(step.output_path, "forked")

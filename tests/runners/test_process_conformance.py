@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 
 import pytest
-from conformance import Conformance, MemoryConformance
-from driving import Engine
 
+from helpers.job_driver import Engine
+from helpers.runner_conformance import Conformance, MemoryConformance
 from marin_dagster.runners import Runner
 
 

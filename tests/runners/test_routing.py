@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
-from fake_engine import FakeRunner
-from step_functions import write
 
+from helpers.fake_engine import FakeRunner
+from helpers.step_functions import write
 from marin_dagster import ResourceConfig, StepSpec, remote
 from marin_dagster.errors import ResourceError, RoutingError
 from marin_dagster.runners import (

@@ -9,9 +9,10 @@ from typing import Any
 
 import dagster as dg
 import pytest
-import step_functions
-from fake_engine import FakeRunner
 
+from helpers import step_functions
+from helpers.fake_engine import FakeRunner
+from helpers.runs import Recorder, Run, memory_instance, metadata_of, run_job, status_of
 from marin_dagster import (
     DagsterMarinTranslator,
     ResourceConfig,
@@ -22,8 +23,7 @@ from marin_dagster import (
     build_marin_executor,
     remote,
 )
-from marin_dagster.io_manager import MarinIOManager
-from support import Recorder, Run, memory_instance, metadata_of, run_job, status_of
+from marin_dagster.assets.io_manager import MarinIOManager
 
 SMALL = ResourceConfig(ram="512m")
 JOB = "materialize_steps"

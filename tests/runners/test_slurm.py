@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import step_functions
-from slurm_server import (
+
+from helpers import step_functions
+from helpers.slurm_server import (
     SLOTS,
     SMALL,
     SlurmServer,
@@ -22,10 +23,9 @@ from slurm_server import (
     step_of,
     submit,
 )
-from step_functions import beside, is_dead, wait_for, wait_until
-
+from helpers.step_functions import beside, is_dead, wait_for, wait_until
 from marin_dagster import ResourceConfig, remote
-from marin_dagster.cache import Folder, read_record
+from marin_dagster.cache import OutputDir, read_record
 from marin_dagster.errors import EngineError
 from marin_dagster.runners import JobState, JobStatus, slurm
 from marin_dagster.runners.payload import read_fault
@@ -74,7 +74,7 @@ def test_a_failed_jobs_files_stay(runner: SlurmRunner) -> None:
 
     assert list(job.folder.glob("*_log.err"))
     assert job.folder.stat().st_mode & 0o777 == 0o700
-    fault = read_fault(Folder.at(step.output_path), job.name)
+    fault = read_fault(OutputDir.at(step.output_path), job.name)
     assert fault is not None
     assert fault.type == "LookupError"
 
@@ -214,7 +214,7 @@ def test_a_job_that_stays_completing_has_ended(
         assert "COMPLETING" in server.ask("squeue", "--noheader", "--format=%T")
     finally:
         server.hold.unlink()
-    assert (read_record(Folder.at(step.output_path)) is not None) == (fn is step_functions.write)
+    assert (read_record(OutputDir.at(step.output_path)) is not None) == (fn is step_functions.write)
 
 
 def test_a_job_that_waits_to_start_again_after_its_end_has_ended(

@@ -4,10 +4,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from conformance import Conformance, MemoryConformance
-from driving import Engine
-from slurm_server import SLOTS, SlurmServer, slurm_or_skip
 
+from helpers.job_driver import Engine
+from helpers.runner_conformance import Conformance, MemoryConformance
+from helpers.slurm_server import SLOTS, SlurmServer, slurm_or_skip
 from marin_dagster.runners import Runner
 
 

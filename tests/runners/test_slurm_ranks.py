@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from slurm_server import (
+
+from helpers.slurm_server import (
     SlurmServer,
     end,
     log_of,
@@ -17,8 +18,7 @@ from slurm_server import (
     step_of,
     submit,
 )
-from step_functions import is_dead, wait_for
-
+from helpers.step_functions import is_dead, wait_for
 from marin_dagster.runners import JobState
 from marin_dagster.runners.slurm import SlurmRunner
 

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from step_functions import write
 
+from helpers.step_functions import write
 from marin_dagster import ResourceConfig, StepSpec
 from marin_dagster.errors import RoutingError
 from marin_dagster.runners import (

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from marin_like import MarinLike
 
+from helpers.marin_like import MarinLike
 from marin_dagster.errors import GraphError, HashAttributeError, MarinDagsterWarning
 from marin_dagster.steps import StepGraph, StepSpec
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from marin_like import PATIENT, MarinLike, build_golden, golden_graphs
 
+from helpers.marin_like import PATIENT, MarinLike, build_golden, golden_graphs
 from marin_dagster.errors import CollisionError, CycleError, GraphError
 from marin_dagster.steps import StepGraph, StepSpec
 

@@ -4,8 +4,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from marin_like import MarinLike, chain
 
+from helpers.marin_like import MarinLike, chain
 from marin_dagster.errors import CycleError
 from marin_dagster.steps import StepGraph, StepSpec, plan_run
 

@@ -5,8 +5,8 @@ from collections.abc import Collection
 
 from hypothesis import given
 from hypothesis import strategies as st
-from marin_like import PATIENT
 
+from helpers.marin_like import PATIENT
 from marin_dagster.steps import RunPlan, StepGraph, StepSpec, plan_run
 
 

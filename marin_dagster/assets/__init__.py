@@ -1,0 +1,1 @@
+"""Steps as Dagster assets: definitions, translator, op, IO manager and checks."""

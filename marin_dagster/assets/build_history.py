@@ -1,0 +1,95 @@
+"""``History``: what one run can know of its steps' past, from Dagster's instance and the store."""
+
+import logging
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+import dagster as dg
+
+from marin_dagster._compat import AssetEntry
+from marin_dagster.cache import Attempt
+from marin_dagster.cache.cache import LookUp
+from marin_dagster.cache.expected_reasons import ExpectedReasons, find_expected_reasons
+from marin_dagster.cache.previous_outputs import PreviousOutputs
+from marin_dagster.cache.reasons import LastBuild, Reasons, find_reasons
+from marin_dagster.events.asset_records import asset_entries, last_version
+from marin_dagster.events.metadata import last_output_path
+from marin_dagster.steps import StepGraph
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(eq=False)
+class BuildHistory:
+    """The past of the steps that one run builds. All of it is read once, when the first step asks.
+
+    Safe to use from several threads.
+    """
+
+    instance: dg.DagsterInstance
+    keys: Sequence[dg.AssetKey]
+    """The assets that the run may build."""
+    earlier: PreviousOutputs = field(default_factory=PreviousOutputs)
+    """Earlier outputs in the store."""
+    _last: dict[dg.AssetKey, LastBuild] | None = None
+    _mutex: threading.Lock = field(default_factory=threading.Lock)
+
+    def outlook(
+        self, graph: StepGraph, looks: Mapping[str, LookUp], keys: Mapping[str, dg.AssetKey]
+    ) -> ExpectedReasons:
+        """Why steps of a graph would run. Never raises for what it cannot read.
+
+        Args:
+            graph: the steps.
+            looks: what a look-up has found of each step that would run, by output path.
+            keys: the asset of each output path.
+        """
+        if not looks:
+            return ExpectedReasons()
+        try:
+            builds = self._last_builds()
+        except Exception:
+            # The storage is the user's choice, and so are its errors.
+            logger.debug("could not read the assets' last materializations", exc_info=True)
+            builds = {}
+        last = {path: builds[keys[path]] for path in looks if keys[path] in builds}
+        return find_expected_reasons(graph, looks, self.earlier, last)
+
+    def reasons(
+        self, attempt: Attempt, key: dg.AssetKey, graph: StepGraph, log: dg.DagsterLogManager
+    ) -> Reasons:
+        """Why an attempt to build an asset was begun. Never raises for what it cannot read."""
+        try:
+            last = self._last_builds().get(key)
+        except Exception:
+            # The storage is the user's choice, and so are its errors.
+            log.debug("could not read the asset's last materialization", exc_info=True)
+            last = None
+        return find_reasons(attempt, self.earlier, last=last, graph=graph.steps)
+
+    def was_finished(self, attempt: Attempt, key: dg.AssetKey) -> bool:
+        """Whether the instance knows a finished output where an attempt builds one. Never raises
+        for what it cannot read."""
+        try:
+            last = self._last_builds().get(key)
+        except Exception:
+            return False
+        return last is not None and last.path == attempt.folder.url
+
+    def _last_builds(self) -> dict[dg.AssetKey, LastBuild]:
+        with self._mutex:
+            if self._last is None:
+                entries = asset_entries(self.instance, self.keys)
+                found = {key: _last_build(entry) for key, entry in entries.items()}
+                self._last = {key: build for key, build in found.items() if build}
+            return self._last
+
+
+def _last_build(entry: AssetEntry) -> LastBuild | None:
+    path, event = last_output_path(entry), entry.last_materialization
+    if path is None or event is None:
+        return None
+    at = datetime.fromtimestamp(event.timestamp, UTC)
+    return LastBuild(path=path, version=last_version(entry) or "", at=at)

@@ -1,0 +1,109 @@
+"""One evaluation of the asset check ``cache_integrity``, in a step's op or by the executor."""
+
+from collections.abc import Callable
+from typing import Any
+
+import dagster as dg
+
+from marin_dagster._compat import AssetCheckEvaluationTargetMaterializationData, AssetEntry
+from marin_dagster.cache import CacheState, Status, StepCache
+from marin_dagster.cache.integrity import check_integrity
+from marin_dagster.errors import MarinDagsterError
+from marin_dagster.events.metadata import (
+    FAILED_AGAIN,
+    OUTPUT_PATH,
+    last_output_path,
+    removed,
+    sendable,
+)
+from marin_dagster.steps import StepGraph, StepLike
+
+CHECK_NAME = "cache_integrity"
+
+
+def check_spec(key: dg.AssetKey) -> dg.AssetCheckSpec:
+    """The check of an asset."""
+    return dg.AssetCheckSpec(
+        CHECK_NAME,
+        asset=key,
+        description="The record beside the output agrees with the step, and nothing drifted.",
+    )
+
+
+def evaluate(
+    step: StepLike, graph: StepGraph, key: dg.AssetKey, entry: AssetEntry | None
+) -> dg.AssetCheckEvaluation:
+    """Compare the files beside a step's output with the step. Reads only.
+
+    Args:
+        step: a step that runs build.
+        graph: its graph: what reads an output decides whether anything misses it.
+        key: the asset as it is in this job.
+        entry: what the instance recorded last of the asset; not needed of an output that this run
+            has just recorded.
+
+    Raises:
+        StoreError: the store does not tell the status.
+    """
+    look = check_integrity(step)
+    faults, passed, severity = look.faults, False, dg.AssetCheckSeverity.ERROR
+    if look.status is not Status.SUCCESS:
+        if look.status is Status.RUNNING or last_output_path(entry) != step.output_path:
+            status = look.status or "nothing there"
+            said = f"Nothing is finished, so there is nothing to check (status: {status})."
+            passed = True
+        elif look.status is None:
+            # Who removes an output may have good reasons, and a run rebuilds what it needs.
+            needed = graph.is_needed(step.output_path, _is_built(graph))
+            said, passed, severity = removed(needed), not needed, dg.AssetCheckSeverity.WARN
+        else:
+            said = FAILED_AGAIN
+            faults = (said,)
+    elif faults:
+        said = " ".join(faults)
+    elif look.drift:
+        said, severity = look.drift.message, dg.AssetCheckSeverity.WARN
+    else:
+        said, passed = "The record agrees with the step.", True
+    metadata: dict[str, Any] = {OUTPUT_PATH: dg.MetadataValue.path(step.output_path)}
+    if faults:
+        metadata["marin/faults"] = sendable(" ".join(faults))
+    if look.drift:
+        metadata["marin/drift"] = sendable(look.drift.message)
+    return dg.AssetCheckEvaluation(
+        asset_key=key,
+        check_name=CHECK_NAME,
+        passed=passed,
+        severity=dg.AssetCheckSeverity.WARN if passed else severity,
+        metadata=metadata,
+        description=sendable(said),
+        target_materialization_data=_target(entry),
+        blocking=False,
+    )
+
+
+def unknown(key: dg.AssetKey, error: MarinDagsterError) -> dg.AssetCheckEvaluation:
+    """The evaluation of an output that was served or built, and that the store hides now."""
+    return dg.AssetCheckEvaluation(
+        asset_key=key,
+        check_name=CHECK_NAME,
+        passed=False,
+        severity=dg.AssetCheckSeverity.WARN,
+        description=sendable(f"The output could not be checked: {error}"),
+        blocking=False,
+    )
+
+
+def _is_built(graph: StepGraph) -> Callable[[str], bool]:
+    cache = StepCache()
+    return lambda path: cache.look_up(graph.steps[path]).state is CacheState.HIT
+
+
+def _target(entry: AssetEntry | None) -> AssetCheckEvaluationTargetMaterializationData | None:
+    """The asset's last materialization, which the UI shows beside the result."""
+    record = entry.last_materialization_record if entry else None
+    if record is None:
+        return None
+    return AssetCheckEvaluationTargetMaterializationData(
+        storage_id=record.storage_id, run_id=record.run_id, timestamp=record.timestamp
+    )

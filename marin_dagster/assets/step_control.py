@@ -1,0 +1,134 @@
+"""``StepControl``: what an executor tells the step that runs in the current context.
+
+An executor that knows about the cache sets one for each step; under any other executor a step runs
+with the defaults. It also is the executor's handle on the step: its open attempts, and a way to
+interrupt its function.
+"""
+
+import asyncio
+import contextvars
+import ctypes
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+
+import dagster as dg
+
+from marin_dagster.assets.build_history import BuildHistory
+from marin_dagster.cache import Attempt, DriftLog
+from marin_dagster.runners import INLINE_PLACEMENT, Placement, Runner
+
+
+@dataclass(eq=False)
+class StepControl:
+    """One step's run, as its executor sees it."""
+
+    force: bool = False
+    """Build even when the output is finished."""
+    retry_failed: bool = True
+    """Build again when the last attempt failed."""
+    hit_expected: bool = False
+    """The output was seen finished and its inputs were pruned: serve it or fail."""
+    attempts: list[Attempt] = field(default_factory=list)
+    """Attempts that the step has begun; the executor abandons what is still open at the end."""
+    captured: Callable[[], AbstractContextManager[None]] = nullcontext
+    """Makes the context in which what is written belongs to the step's log."""
+    log_levels: Mapping[str, int] = field(default_factory=dict)
+    """The lowest level of Python's loggers in the step's job, by name."""
+    place: Placement = INLINE_PLACEMENT
+    """Where the step runs."""
+    runners: Mapping[str, Runner] = field(default_factory=dict)
+    """Every runner of the run, by name."""
+    from_script: bool = False
+    """The run's process is the user's own script."""
+    failures: list[BaseException] | None = None
+    """Where to leave what the step's attempt raised, for who wants the exception itself."""
+    history: BuildHistory | None = None
+    """What the run knows of its steps' past; None where each step asks for itself."""
+    drifts: DriftLog = field(default_factory=DriftLog)
+    """Warns of drifted outputs, once in a run."""
+    event_loop: asyncio.AbstractEventLoop | None = None
+    """A loop of the step's own, closed at the end."""
+    _stop: threading.Event = field(default_factory=threading.Event)
+    _mutex: threading.Lock = field(default_factory=threading.Lock)
+    _in_user_code: int | None = None
+    _wakers: list[Callable[[], None]] = field(default_factory=list)
+
+    def wait(self, seconds: float) -> None:
+        """Wait, or stop waiting with ``DagsterExecutionInterruptedError`` when interrupted."""
+        if self._stop.wait(seconds):
+            raise dg.DagsterExecutionInterruptedError
+
+    @contextmanager
+    def failing(self) -> Iterator[None]:
+        """Leave what the body raises in :attr:`failures`; Dagster keeps only its text."""
+        try:
+            yield
+        except GeneratorExit:
+            raise
+        except BaseException as error:
+            if self.failures is not None and error not in self.failures:
+                self.failures.append(error)
+            raise
+
+    def check(self) -> None:
+        """Raise ``DagsterExecutionInterruptedError`` when interrupted."""
+        self.wait(0)
+
+    @contextmanager
+    def waking(self, wake: Callable[[], None]) -> Iterator[None]:
+        """Have ``wake`` called when the step is interrupted, now if it is already."""
+        with self._mutex:
+            self._wakers.append(wake)
+            stopped = self._stop.is_set()
+        if stopped:
+            wake()
+        try:
+            yield
+        finally:
+            with self._mutex:
+                self._wakers.remove(wake)
+
+    @contextmanager
+    def user_code(self) -> Iterator[None]:
+        """Mark the time in which :meth:`interrupt` may raise into this thread.
+
+        Nothing of the cache happens in it, so that no lease or file is left half-way.
+        """
+        self.check()
+        with self._mutex:
+            self._in_user_code = threading.get_ident()
+        try:
+            with self.captured():
+                yield
+        finally:
+            with self._mutex:
+                thread, self._in_user_code = self._in_user_code, None
+            if self._stop.is_set() and thread is not None:
+                # Raised already, or about to be: it must not go off later, outside user code.
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), None)
+        self.check()
+
+    def interrupt(self) -> None:
+        """Stop the step: raise ``DagsterExecutionInterruptedError`` in its function, once.
+
+        A function that is in C code raises when it returns to Python.
+        """
+        with self._mutex:
+            if self._stop.is_set():
+                return
+            self._stop.set()
+            for wake in self._wakers:
+                wake()
+            if self._in_user_code is not None:
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(
+                    ctypes.c_ulong(self._in_user_code),
+                    ctypes.py_object(dg.DagsterExecutionInterruptedError),
+                )
+
+
+step_control: contextvars.ContextVar[StepControl | None] = contextvars.ContextVar(
+    "marin_dagster_step_control", default=None
+)
+"""The control of the step that runs in this context; None under executors that set none."""

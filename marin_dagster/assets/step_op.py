@@ -1,0 +1,338 @@
+"""``StepOp``: what a step's op does: serve the output from the cache, or build it."""
+
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import dagster as dg
+
+from marin_dagster._compat import disable_dagster_warnings
+from marin_dagster.assets.build_history import BuildHistory
+from marin_dagster.assets.integrity_check import CHECK_NAME, evaluate, unknown
+from marin_dagster.assets.io_manager import cache_of
+from marin_dagster.assets.job_exceptions import DESCRIBERS, restore
+from marin_dagster.assets.step_control import StepControl, step_control
+from marin_dagster.cache import (
+    Attempt,
+    CacheState,
+    Drift,
+    Hit,
+    OutputDir,
+    RunIdentity,
+    Status,
+    StepCache,
+    find_drift,
+)
+from marin_dagster.errors import MarinDagsterError, RemoteFunctionError
+from marin_dagster.events.asset_records import asset_entries
+from marin_dagster.events.metadata import (
+    CODE_VERSION_TAG,
+    REASON,
+    cut_off,
+    input_version_tag,
+    recorded_code_version,
+    recorded_version,
+    report_cut_off,
+    sendable,
+)
+from marin_dagster.runners import (
+    INLINE,
+    DriverCallbacks,
+    finish,
+    read_job_file,
+    reattach,
+    run_inline,
+    submit,
+)
+from marin_dagster.steps import StepGraph, StepLike
+from marin_dagster.steps.protocol import (
+    address,
+    adopted_source,
+    artifact_version,
+    data_version,
+    is_mutable,
+    is_pinned,
+)
+
+OUTPUT_NAME = "result"
+
+
+@dataclass(frozen=True, eq=False)
+class StepOp:
+    """The compute function of a step's op: serve from the cache, or build, and check the output.
+
+    A run can select the output, the check, or both. The op yields the
+    :class:`Hit` or the open :class:`Attempt`; the IO manager commits the latter.
+    """
+
+    step: StepLike
+    graph: StepGraph
+    io_manager_key: str
+    input_steps: Mapping[str, StepLike]
+    """The step behind each input of the op that is one."""
+
+    def __call__(
+        self, context: dg.AssetExecutionContext, inputs: Mapping[str, Any]
+    ) -> Iterator[dg.Output[Any] | dg.AssetCheckEvaluation]:
+        # The keys as they are in this job: they may have been changed after build_marin_assets.
+        makes_asset = bool(context.selected_asset_keys)
+        if makes_asset:
+            control = step_control.get()
+            if control is None:
+                control = StepControl()
+                _warn_of_executor(context)
+            with control.failing():
+                yield from self._serve_or_build(context, control)
+        for check in context.selected_asset_check_keys:
+            evaluation = self._check(context, check.asset_key, has_output=makes_asset)
+            # Not as an AssetCheckResult: for that, Dagster reads the asset's last materialization,
+            # which costs more than the whole check.
+            yield dg.Output(None, CHECK_NAME)
+            yield evaluation
+
+    def _check(
+        self, context: dg.AssetExecutionContext, key: dg.AssetKey, *, has_output: bool
+    ) -> dg.AssetCheckEvaluation:
+        entry = None if has_output else asset_entries(context.instance, [key]).get(key)
+        try:
+            return evaluate(self.step, self.graph, key, entry)
+        except MarinDagsterError as error:
+            if not has_output:
+                raise
+            # The output is committed and recorded; its step has not failed.
+            return unknown(key, error)
+
+    def _serve_or_build(
+        self, context: dg.AssetExecutionContext, control: StepControl
+    ) -> Iterator[dg.Output[Any]]:
+        cache = cache_of(context.resources, self.io_manager_key, f"step {address(self.step)}")
+        adopted = [dep for dep in self.step.deps if adopted_source(dep) is not None]
+        # What is finished needs its inputs no more.
+        if adopted and cache.look_up(self.step).state is not CacheState.HIT:
+            for dep in adopted:
+                _register(dep, cache, control, context)
+        outcome = cache.begin(
+            self.step,
+            force=control.force,
+            retry_failed=control.retry_failed,
+            hit_expected=control.hit_expected,
+            run=_identity(context, control),
+            warn=_warn(context, control),
+            wait=control.wait,
+            log=context.log.info,
+        )
+        if isinstance(outcome, Hit):
+            context.log.info(f"{address(self.step)}: served from {outcome.folder.url}")
+            yield self._output(context, outcome, control)
+            return
+        control.attempts.append(outcome)
+        try:
+            for dep in self.step.deps:
+                if is_pinned(dep):  # the other inputs are looked at once the step is built
+                    _built_version(dep, _warn(context, control))
+            metadata = self._build(context, outcome, control)
+            yield self._output(context, outcome, control, metadata)
+        finally:
+            # The IO manager has committed it by now, unless something went wrong on the way.
+            outcome.abandon()
+
+    def _build(
+        self, context: dg.AssetExecutionContext, attempt: Attempt, control: StepControl
+    ) -> dict[str, Any]:
+        """Run the step's function; metadata about why and where."""
+        try:
+            return self._why(context, attempt, control) | _build(attempt, control, context)
+        except BaseException:
+            attempt.abandon()
+            report_cut_off(context, attempt)
+            raise
+
+    def _why(
+        self, context: dg.AssetExecutionContext, attempt: Attempt, control: StepControl
+    ) -> dict[str, Any]:
+        """Log why the step runs; the same as metadata."""
+        key = context.asset_key
+        history = control.history or BuildHistory(context.instance, [key])
+        reasons = history.reasons(attempt, key, self.graph, context.log)
+        if attempt.previous is Status.RUNNING and history.was_finished(attempt, key):
+            # The worker that had begun it again could not report its own death.
+            context.log_event(cut_off(key, self.step))
+        context.log.info(f"{address(self.step)} runs: {reasons.text}")
+        metadata: dict[str, Any] = {REASON: reasons.text}
+        if reasons.compared_with is not None:
+            metadata["marin/compared_with"] = dg.MetadataValue.path(reasons.compared_with)
+        return metadata
+
+    def _output(
+        self,
+        context: dg.AssetExecutionContext,
+        value: Hit | Attempt,
+        control: StepControl,
+        metadata: Mapping[str, Any] | None = None,
+    ) -> dg.Output[Any]:
+        # What was built from a drifted input deserves a warning, as in Marin; what is served not.
+        warn = _warn(context, control) if isinstance(value, Attempt) else None
+        keys = context.assets_def.keys_by_input_name
+        # Dagster cannot know the version of a dependency that this instance never materialized,
+        # and would call the output stale as soon as it did.
+        tags = {
+            input_version_tag(keys[name]): version
+            for name, step in self.input_steps.items()
+            if (version := _built_version(step, warn)) is not None
+        }
+        version = data_version(self.step)
+        if isinstance(value, Hit) and value.drift is not None:
+            # What is there was built by another recipe, and Dagster is to show it as out of date.
+            version = recorded_version(self.step, value.drift)
+            tags[CODE_VERSION_TAG] = recorded_code_version(self.step, value.drift) or version
+            metadata = {"marin/drift": sendable(value.drift.message)}
+        elif is_mutable(self.step) and isinstance(value, Attempt):
+            version = f"{version}-{value.id}"
+        with disable_dagster_warnings():  # tags of an output are in beta
+            return dg.Output(
+                value,
+                output_name=OUTPUT_NAME,
+                metadata=metadata,
+                data_version=dg.DataVersion(version),
+                tags=tags,
+            )
+
+
+def _identity(context: dg.AssetExecutionContext, control: StepControl) -> RunIdentity:
+    return RunIdentity(context.run.job_name, context.run.run_id, control.from_script)
+
+
+def _warn(
+    context: dg.AssetExecutionContext, control: StepControl
+) -> Callable[[StepLike, Drift], None]:
+    return partial(control.drifts.warn, run_log=context.log)
+
+
+def _warn_of_executor(context: dg.AssetExecutionContext) -> None:
+    """Log, once in a run, what another executor than ours does not do."""
+    job = context.job_def
+    chosen = context.run.step_keys_to_execute
+    # Each step may have a process of its own, and they know nothing of each other: the first one
+    # speaks for all.
+    first = next(
+        (
+            node.name
+            for node in job.nodes_in_topological_order
+            if isinstance(getattr(node.definition, "compute_fn", None), StepOp)
+            and (not chosen or node.name in chosen)
+        ),
+        None,
+    )
+    if context.op_execution_context.op_handle.name == first and context.retry_number == 0:
+        context.log.warning(
+            f"This run's executor is {job.executor_def.name!r}, not marin_executor. It starts "
+            "every selected step, also those that are cached or that nothing needs, and knows "
+            "neither force nor runners: steps with resources run in its own processes or threads, "
+            "without limits. Give the code location our executor: "
+            "dg.Definitions(..., executor=marin_executor)."
+        )
+
+
+def _built_version(
+    step: StepLike, warn: Callable[[StepLike, Drift], None] | None = None
+) -> str | None:
+    """The data version of a finished output; None where only Dagster can know it.
+
+    Args:
+        step: the step.
+        warn: receives its drift.
+    """
+    if is_mutable(step):
+        return None
+    if artifact_version(step) is None:
+        return data_version(step)
+    drift = None
+    with suppress(MarinDagsterError):  # what cannot be read tells nothing
+        drift = find_drift(step, OutputDir.at(step.output_path))
+    if drift is not None and warn is not None:
+        warn(step, drift)
+    return recorded_version(step, drift)
+
+
+def _register(
+    step: StepLike, cache: StepCache, control: StepControl, context: dg.AssetExecutionContext
+) -> None:
+    """Write the record of adopted data, which is no asset that a run could build."""
+    run, warn = _identity(context, control), _warn(context, control)
+    outcome = cache.begin(step, run=run, warn=warn, wait=control.wait, log=context.log.info)
+    if isinstance(outcome, Attempt):
+        control.attempts.append(outcome)
+        try:
+            _run_inline(outcome, control)
+            outcome.commit()
+        finally:
+            outcome.abandon()
+
+
+def _build(
+    attempt: Attempt, control: StepControl, context: dg.AssetExecutionContext
+) -> dict[str, Any]:
+    """Run the step's function where it belongs; metadata about the job that ran it.
+
+    What fails says so in its log, too: the UI offers no log for a step that wrote nothing.
+    """
+    try:
+        return _run(attempt, control, context)
+    except Exception as error:
+        first_line = str(error).partition("\n")[0]
+        with control.captured():
+            _write("stderr", f"{type(error).__name__}: {first_line}\n")
+        raise
+
+
+def _run(
+    attempt: Attempt, control: StepControl, context: dg.AssetExecutionContext
+) -> dict[str, Any]:
+    left_over = read_job_file(attempt.folder)
+    place = control.place
+    if place.runner == INLINE and left_over is None:
+        _run_inline(attempt, control)
+        return {}
+    controls = DriverCallbacks(
+        check=control.check,
+        waking=control.waking,
+        write=_write,
+        log=context.log.info,
+        describers=DESCRIBERS,
+        log_levels=control.log_levels,
+    )
+    # What the job writes belongs to the step's log.
+    with control.captured():
+        job, runner = None, place.runner
+        if left_over is not None:
+            job = reattach(control.runners, left_over, attempt, controls)
+            runner = left_over.runner if job is not None else runner
+        if job is None and runner != INLINE:
+            job = submit(control.runners[runner], attempt, place.request, controls)
+        if job is not None:
+            try:
+                finish(job, attempt, controls)
+            except RemoteFunctionError as error:
+                raised = restore(error)
+                if raised is error:
+                    raise
+                raise raised from error
+    if job is None:
+        _run_inline(attempt, control)
+        return {}
+    page = {"marin/job_url": dg.MetadataValue.url(job.url)} if job.url else {}
+    return {"marin/runner": runner, "marin/job": job.label, **page}
+
+
+def _run_inline(attempt: Attempt, control: StepControl) -> None:
+    control.check()
+    attempt.withdraw()
+    with control.user_code():
+        attempt.result = run_inline(attempt.step, attempt.provenance)
+
+
+def _write(stream: str, text: str) -> None:
+    (sys.stderr if stream == "stderr" else sys.stdout).write(text)

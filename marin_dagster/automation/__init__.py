@@ -1,0 +1,1 @@
+"""Runs that start by themselves: schedules, and the sensor that watches the store."""

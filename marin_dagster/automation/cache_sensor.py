@@ -1,0 +1,338 @@
+"""``build_marin_cache_sensor``: tells Dagster what others did in the store.
+
+The order of reading is what makes a tick sound while runs of the same instance build: first the
+instance's records, then the store, then, of what there is to tell, the records again and the runs
+in progress. What such a run has planned, and what was recorded meanwhile, is left alone.
+"""
+
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+import dagster as dg
+
+from marin_dagster.assets.build import DEFAULT_IO_MANAGER_KEY, Steps, asset_specs, graph_of
+from marin_dagster.assets.io_manager import cache_of
+from marin_dagster.assets.translator import DagsterMarinTranslator
+from marin_dagster.automation.store_changes import (
+    ASSUMED_VERSION,
+    ChangeKind,
+    SensorCursor,
+    StoreChange,
+    WatchedStep,
+    compare,
+)
+from marin_dagster.cache import ArtifactRecord, CacheState, Hit, LookUp, OutputDir, StepCache
+from marin_dagster.cache.parallel import map_parallel
+from marin_dagster.cache.status import STATUS_FILE
+from marin_dagster.errors import MarinDagsterError
+from marin_dagster.events.asset_records import (
+    DATA_VERSION_TAG,
+    asset_entries,
+    last_version,
+    planned_assets,
+)
+from marin_dagster.events.metadata import (
+    CODE_VERSION_TAG,
+    OUTPUT_PATH,
+    cut_off,
+    hit_facts,
+    input_version_tag,
+    output_metadata,
+    record_of,
+    recorded_version,
+    removed,
+    sendable,
+)
+from marin_dagster.steps import StepGraph, StepLike
+from marin_dagster.steps.diff import summarize
+from marin_dagster.steps.protocol import address, is_external, is_mutable
+
+EVENTS_PER_TICK = 150
+"""The daemon writes each event by itself, some 10 ms each; the rest is told on the next ticks."""
+
+_AT_ONCE = 64
+_READING_S = 20.0
+"""Seconds after which a tick reads no more records: Dagster gives a sensor 60."""
+
+_INTERVAL_S = 60
+
+_IN_PROGRESS = [
+    dg.DagsterRunStatus.STARTING,
+    dg.DagsterRunStatus.STARTED,
+    dg.DagsterRunStatus.CANCELING,
+]
+
+
+def build_marin_cache_sensor(
+    steps: Steps,
+    *,
+    name: str = "marin_cache_sensor",
+    translator: DagsterMarinTranslator | None = None,
+    io_manager_key: str = DEFAULT_IO_MANAGER_KEY,
+    minimum_interval_seconds: int = _INTERVAL_S,
+    default_status: dg.DefaultSensorStatus = dg.DefaultSensorStatus.RUNNING,
+) -> dg.SensorDefinition:
+    """A sensor that reports what others did in the store: builds, work in progress, removals.
+
+    Each tick looks every step up and writes nothing to the store. It reports
+
+    - an output that this instance does not know as a materialization, once, with its builder and
+      the versions that a run would have recorded when it found it in the cache;
+    - an output that someone else is building as an observation, once for each owner;
+    - an output that the instance knows and that is gone, or failed when it was built again, as an
+      observation, once. (Dagster asks materializations alone whether an asset is stale.)
+
+    A ``dev`` version is reported once for each build that no run of this instance has recorded;
+    builds are told apart by the time at which their status was written, by the store's clock.
+
+    What a run in progress has planned is left to that run. Steps that the store refuses to tell of
+    stay as they were, and the tick's log names them.
+
+    Args:
+        steps: the steps, or a function that returns them, as in :func:`build_marin_assets`.
+        name: the sensor's name.
+        translator: the one that :func:`build_marin_assets` has.
+        io_manager_key: resource key of the :class:`MarinIOManager`, whose lease times count.
+        minimum_interval_seconds: time between ticks.
+        default_status: whether the sensor is on unless somebody turns it off in the UI.
+
+    Raises:
+        GraphError: the graph is wrong; see :meth:`StepGraph.from_steps`.
+        CollisionError: also when two steps have one asset key.
+
+    A tick fails with :class:`MarinDagsterError` when the store tells nothing of any step.
+    """
+    graph = graph_of(steps)
+    return cache_sensor_of(
+        graph,
+        asset_specs(graph, translator or DagsterMarinTranslator()),
+        name=name,
+        io_manager_key=io_manager_key,
+        minimum_interval_seconds=minimum_interval_seconds,
+        default_status=default_status,
+    )
+
+
+def cache_sensor_of(
+    graph: StepGraph,
+    specs: Mapping[str, dg.AssetSpec],
+    *,
+    name: str,
+    io_manager_key: str = DEFAULT_IO_MANAGER_KEY,
+    minimum_interval_seconds: int = _INTERVAL_S,
+    default_status: dg.DefaultSensorStatus = dg.DefaultSensorStatus.RUNNING,
+) -> dg.SensorDefinition:
+    """The sensor of a graph whose specs are made; see :func:`build_marin_cache_sensor`."""
+    watched = _watched(graph, specs)
+
+    @dg.sensor(
+        name=name,
+        minimum_interval_seconds=minimum_interval_seconds,
+        default_status=default_status,
+        required_resource_keys={io_manager_key},
+        description="Reports what others built, build and removed in the store of Marin's steps.",
+    )
+    def cache_sensor(context: dg.SensorEvaluationContext) -> dg.SensorResult:
+        cache = cache_of(context.resources, io_manager_key, f"sensor {name!r}")
+        return _tick(context, cache, graph, watched)
+
+    return cache_sensor
+
+
+def _watched(graph: StepGraph, specs: Mapping[str, dg.AssetSpec]) -> Sequence[WatchedStep]:
+    steps = {specs[path].key: step for path, step in graph.steps.items()}
+    return [
+        WatchedStep(
+            step,
+            specs[path].key,
+            {dep.asset_key: steps.get(dep.asset_key) for dep in specs[path].deps},
+        )
+        for path, step in graph.steps.items()
+    ]
+
+
+def _tick(
+    context: dg.SensorEvaluationContext,
+    cache: StepCache,
+    graph: StepGraph,
+    watched: Sequence[WatchedStep],
+) -> dg.SensorResult:
+    instance = context.instance
+    entries = asset_entries(instance, [item.key for item in watched])
+    running = _runs_in_progress(instance)
+    found = cache.look_up_many([item.step for item in watched])
+    _log_unknown(context, watched, found)
+    built_at = _times(watched, found)
+    before = SensorCursor.parse(context.cursor)
+    news = [
+        compare(item, found[path], built_at.get(path), entries.get(item.key), before)
+        for item in watched
+        for path in (item.step.output_path,)
+    ]
+    fresh = [item for item in news if item.kind is not None]
+    if fresh:
+        keys = [item.watched.key for item in fresh]
+        runs = {**running, **_runs_in_progress(instance)}
+        planned = {key for _, of in planned_assets(instance, runs.values(), keys) for key in of}
+        now = asset_entries(instance, keys)
+        left = {
+            key for key in keys if key in planned or _seen(now.get(key)) != _seen(entries.get(key))
+        }
+        if left:
+            names = [address(item.watched.step) for item in fresh if item.watched.key in left]
+            context.log.info(f"left to runs of this instance: {summarize(names)}")
+        fresh = [item for item in fresh if item.watched.key not in left]
+        fresh = fresh[:EVENTS_PER_TICK]
+        others = {key for item in fresh for key, step in item.watched.inputs.items() if not step}
+        entries |= asset_entries(instance, list(others))
+    versions = {key: last_version(entry) for key, entry in entries.items()}
+    events = dict(_events(context, graph, fresh, found, versions))
+    told = SensorCursor.after(before, news, frozenset(events))
+    return dg.SensorResult(
+        asset_events=list(events.values()),
+        cursor=told.cursor(),
+        skip_reason=dg.SkipReason(_summary(events, news, len(watched))),
+    )
+
+
+def _runs_in_progress(instance: dg.DagsterInstance) -> dict[str, dg.DagsterRun]:
+    return {run.run_id: run for run in instance.get_runs(dg.RunsFilter(statuses=_IN_PROGRESS))}
+
+
+def _seen(entry: Any) -> tuple[Any, ...] | None:
+    # A run that was created in between, and is over already, has left its id.
+    return (entry.last_run_id, entry.last_materialization_storage_id) if entry else None
+
+
+def _log_unknown(
+    context: dg.SensorEvaluationContext, watched: Sequence[WatchedStep], found: Mapping[str, LookUp]
+) -> None:
+    looks = [(address(item.step), found[item.step.output_path]) for item in watched]
+    unknown = [(name, look) for name, look in looks if look.state is CacheState.UNKNOWN]
+    if not unknown:
+        return
+    error = unknown[0][1].error
+    if len(unknown) == len(watched):
+        raise MarinDagsterError(
+            f"none of the {len(watched)} steps could be looked up, so nothing is reported: {error}"
+        ) from error
+    names = summarize(name for name, _ in unknown)
+    context.log.warning(f"left as they were: {names}. Of the first: {error}")
+
+
+def _times(
+    watched: Sequence[WatchedStep], found: Mapping[str, LookUp]
+) -> dict[str, datetime | None]:
+    """When the ``dev`` versions were finished: nothing else tells their builds apart."""
+    finished = {
+        item.step.output_path: item.step
+        for item in watched
+        if is_mutable(item.step) and found[item.step.output_path].finished
+    }
+    return map_parallel(lambda step: OutputDir.at(step.output_path).modified(STATUS_FILE), finished)
+
+
+def _events(
+    context: dg.SensorEvaluationContext,
+    graph: StepGraph,
+    news: Sequence[StoreChange],
+    found: Mapping[str, LookUp],
+    versions: dict[dg.AssetKey, str | None],
+) -> Iterator[tuple[dg.AssetKey, dg.AssetMaterialization | dg.AssetObservation]]:
+    """The events, dependencies first, as far as the time for reading records goes."""
+    began = time.monotonic()
+
+    def is_built(path: str) -> bool:
+        return found[path].state is CacheState.HIT
+
+    for start in range(0, len(news), _AT_ONCE):
+        if time.monotonic() - began > _READING_S:
+            return
+        some = news[start : start + _AT_ONCE]
+        hits = {
+            item.watched.step.output_path: item.watched.step
+            for item in some
+            if item.kind is ChangeKind.HIT
+        }
+        metadata = map_parallel(lambda step: _metadata(context, step, found), hits)
+        for item in some:
+            key, path = item.watched.key, item.watched.step.output_path
+            if item.kind is ChangeKind.HIT:
+                yield key, _materialization(item, metadata[path], found, versions)
+                versions[key] = item.version
+            else:
+                needed = graph.is_needed(path, is_built)
+                yield key, _observation(item, found[path], needed=needed)
+
+
+def _metadata(
+    context: dg.SensorEvaluationContext, step: StepLike, found: Mapping[str, LookUp]
+) -> dict[str, Any]:
+    drift = found[step.output_path].drift
+    hit = Hit(step, OutputDir.at(step.output_path), drift)
+    record: ArtifactRecord | None = record_of(hit, context.log)
+    # Not its size, as in a run: to list one large output could take longer than a tick has.
+    facts = hit_facts(hit, record)
+    if drift is not None:
+        facts["marin/drift"] = drift.message
+    return output_metadata(hit.folder, record, facts)
+
+
+def _materialization(
+    news: StoreChange,
+    metadata: Mapping[str, Any],
+    found: Mapping[str, LookUp],
+    versions: Mapping[dg.AssetKey, str | None],
+) -> dg.AssetMaterialization:
+    tags = {
+        DATA_VERSION_TAG: news.version,
+        CODE_VERSION_TAG: news.code_version,
+        "dagster/data_version_is_user_provided": "true",
+    }
+    for key, step in news.watched.inputs.items():
+        # That it read the asset, but which event of it is not for us to say.
+        tags[f"dagster/input_event_pointer/{key.to_user_string()}"] = "NULL"
+        if step is None or is_external(step) or is_mutable(step):
+            # Only Dagster knows which version of these it was made from; the latest, it supposes.
+            tags[input_version_tag(key)] = versions.get(key) or ASSUMED_VERSION
+        else:
+            tags[input_version_tag(key)] = recorded_version(step, found[step.output_path].drift)
+    return dg.AssetMaterialization(
+        news.watched.key,
+        description=f"{address(news.watched.step)} was found finished in the cache.",
+        metadata=metadata,
+        tags=tags,
+    )
+
+
+def _observation(news: StoreChange, look: LookUp, *, needed: bool) -> dg.AssetObservation:
+    step = news.watched.step
+    if news.kind is ChangeKind.FAILED:
+        return cut_off(news.watched.key, step)
+    metadata: dict[str, Any] = {
+        "marin/cache": str(news.kind),
+        OUTPUT_PATH: dg.MetadataValue.path(step.output_path),
+    }
+    match news.kind:
+        case ChangeKind.RUNNING:
+            owner = sendable(look.owner or "unknown")
+            metadata["marin/owner"] = owner
+            said = f"It is being built elsewhere, by {owner}."
+        case _:
+            said = removed(needed)
+    return dg.AssetObservation(
+        news.watched.key, description=f"{address(step)}: {said}", metadata=metadata
+    )
+
+
+def _summary(events: Mapping[dg.AssetKey, object], news: Sequence[StoreChange], steps: int) -> str:
+    if not events:
+        return f"Nothing new of {steps} steps."
+    kinds = Counter(str(item.kind) for item in news if item.watched.key in events)
+    put_off = sum(item.kind is not None for item in news) - len(events)
+    rest = f"; {put_off} more put off" if put_off else ""
+    counts = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
+    return f"Reported of {steps} steps: {counts}{rest}."

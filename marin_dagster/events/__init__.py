@@ -1,0 +1,1 @@
+"""What Dagster records about outputs: asset records, metadata and previews."""

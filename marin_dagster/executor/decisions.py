@@ -1,0 +1,292 @@
+"""What becomes of each step of a run: pruned, served, blocked, or handed to a thread."""
+
+import asyncio
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+
+import dagster as dg
+
+from marin_dagster._compat import DagsterEventType, ExecutionPlan, PlanExecutionContext
+from marin_dagster.assets.checks import IntegrityOp
+from marin_dagster.assets.io_manager import cache_of
+from marin_dagster.assets.step_op import StepOp
+from marin_dagster.cache import Drift, StepCache
+from marin_dagster.cache.cache import CacheState, LookUp, previous_failure
+from marin_dagster.cache.plan import blocked_message, plan_from_cache
+from marin_dagster.errors import (
+    DependencyNotBuiltError,
+    MarinDagsterError,
+    ResourceError,
+    RoutingError,
+)
+from marin_dagster.events.asset_records import asset_entries, last_version
+from marin_dagster.events.metadata import built_in_s, recorded_version
+from marin_dagster.executor.config import ExecutorSettings
+from marin_dagster.executor.run_steps import PlannedStep, StepNames, by_graph, compute_of
+from marin_dagster.runners import INLINE, Placement, Routing, StepOverride
+from marin_dagster.steps.protocol import address, is_mutable
+
+BACKFILL_TAG = "dagster/backfill"
+"""The tag of a run that a backfill has launched."""
+
+_GRACE_S = 5.0
+_REMOTE_GRACE_S = 75.0
+"""Longer than a job is given to end on its engine."""
+
+
+@dataclass(frozen=True)
+class Decisions:
+    """The run's plan, by step key. Steps that are not mentioned run as they are."""
+
+    planned: Mapping[str, PlannedStep]
+    """The steps of this run that are ours."""
+    looks: Mapping[str, LookUp]
+    """What the store says of them."""
+    places: Mapping[str, Placement]
+    """Where the functions run of the steps that are not in the cache."""
+    checks: frozenset[str]
+    """Steps that only check an output."""
+    pruned: Mapping[str, str]
+    """Left alone, and why."""
+    drifted: Mapping[str, Drift]
+    """In the cache, but built by another recipe."""
+    cached: frozenset[str]
+    """In the cache."""
+    served: frozenset[str]
+    """Of these, known to this instance: observed without starting the op."""
+    saved_s: Mapping[str, float]
+    """Seconds that the builds took of those that are served, where this instance recorded it."""
+    blocked: Mapping[str, MarinDagsterError]
+    """Cannot run, and what to do."""
+    unroutable: Mapping[str, Exception]
+    """Must run, and no runner can take them: nothing of the run may start."""
+    unreachable: Mapping[str, tuple[str, ...]]
+    """Below blocked steps: these dependencies will not come."""
+    forced: frozenset[str]
+    """Built although the cache has them."""
+    done: frozenset[str]
+    """``dev`` versions that an earlier worker of this run has built."""
+    expected_hits: frozenset[str]
+    """In the cache, and their inputs are pruned: must be served, not built."""
+
+    def check_places(self) -> None:
+        """To be called before anything runs: what has been submitted costs money.
+
+        Raises:
+            RoutingError: steps that must run have no runner that can take them.
+        """
+        if self.unroutable:
+            raise RoutingError("\n".join(map(str, self.unroutable.values())))
+
+    @property
+    def runs_remotely(self) -> bool:
+        """Whether a function will run elsewhere than in the run worker."""
+        return any(self._is_remote(key) for key in self.places if key not in self.cached)
+
+    def _is_remote(self, key: str) -> bool:
+        return key in self.places and self.places[key].runner != INLINE
+
+    def grace_s(self, key: str) -> float:
+        """Seconds in which a step must have stopped once it was told to."""
+        return _REMOTE_GRACE_S if self._is_remote(key) else _GRACE_S
+
+    def keep(self, plan: ExecutionPlan) -> list[str]:
+        """Keys of the steps that threads run, in the plan's order."""
+        dropped = {*self.pruned, *self.served, *self.blocked, *self.unreachable, *self.done}
+        return [key for key in plan.step_keys_to_execute if key not in dropped]
+
+    def may_build(self, plan: ExecutionPlan) -> list[dg.AssetKey]:
+        """Assets of the steps of ours that threads run."""
+        return [self.planned[key].asset_key for key in self.keep(plan) if key in self.planned]
+
+
+def context_for(
+    context: PlanExecutionContext,
+    plan: ExecutionPlan,
+    event_loop: asyncio.AbstractEventLoop | None = None,
+) -> PlanExecutionContext:
+    """The same context for another plan, in which steps look their outputs up, or another loop."""
+    return PlanExecutionContext(
+        plan_data=context.plan_data._replace(execution_plan=plan),
+        execution_data=context._execution_data,
+        log_manager=context.log,
+        output_capture=context.output_capture,
+        event_loop=event_loop or context.event_loop,
+    )
+
+
+def decide(
+    context: PlanExecutionContext,
+    plan: ExecutionPlan,
+    planned: Mapping[str, PlannedStep],
+    settings: ExecutorSettings,
+    routing: Routing,
+    wanted: frozenset[str] = frozenset(),
+    built: frozenset[str] = frozenset(),
+) -> Decisions:
+    """Look the steps up, all at once, and decide what becomes of each. Writes nothing.
+
+    Raises:
+        StepError: ``force`` or ``steps`` names a step that this run does not have.
+    """
+    executable = plan.get_executable_step_deps()
+    names = StepNames(context, planned)
+    forced = names.forced(settings.force)
+    mutable = {key for key, found in planned.items() if is_mutable(found.step)}
+    done = _finished_before(context) if forced or mutable else set()
+    done |= {key for key in mutable if planned[key].step.output_path in built}
+    forced -= done
+    overrides = names.overrides(routing.config.steps)
+    looks: dict[str, LookUp] = {}
+    to_run: list[str] = []
+    pruned: dict[str, str] = {}
+    hits: dict[str, PlannedStep] = {}
+    drifted: dict[str, Drift] = {}
+    blocked: dict[str, MarinDagsterError] = {}
+    expected: set[str] = set()
+    # An ordinary step always runs, so the outputs that it reads are needed. Our checks take what
+    # is there.
+    checks = {
+        step.key
+        for step in plan.steps
+        if step.key not in planned and isinstance(compute_of(context, step), StepOp | IntegrityOp)
+    }
+    required = {
+        planned[dep].step.output_path
+        for key, deps in executable.items()
+        if key not in planned and key not in checks
+        for dep in deps
+        if dep in planned
+    } | wanted
+    # A backfill waits for a materialization of each asset that it asked for; an observation or a
+    # skipped step leaves it, and all that is below, without one.
+    is_backfill = BACKFILL_TAG in context.dagster_run.tags
+    if is_backfill:
+        required |= {found.step.output_path for found in planned.values()}
+    for graph, key_of in by_graph(planned):
+        seen = plan_from_cache(
+            _cache(context, planned, key_of),
+            graph,
+            selected=key_of.keys(),
+            required=required & key_of.keys(),
+            forced=[path for path, key in key_of.items() if key in forced],
+        )
+        run, unknown = seen.run, seen.unknown
+        looks.update((key, seen.found[path]) for path, key in key_of.items())
+        for path in unknown.keys() & key_of.keys():
+            blocked[key_of[path]] = unknown[path]
+        for path in run.hits - unknown.keys():
+            hits[key_of[path]] = planned[key_of[path]]
+            if (drift := seen.found[path].drift) is not None:
+                drifted[key_of[path]] = drift
+            if not run.pruned.isdisjoint(graph.dependencies(path)):
+                expected.add(key_of[path])
+        for path, key in key_of.items():
+            if path not in run.run:
+                continue
+            failed = seen.found[path].state is CacheState.FAILED
+            # The failure before a retry of this run is not an old one.
+            if failed and not settings.retry_failed and not _attempts(plan, key):
+                blocked[key] = previous_failure(graph.steps[path])
+            else:
+                to_run.append(key)
+        for path in run.pruned:
+            pruned[key_of[path]] = (
+                f"{address(graph.steps[path])} is not built and not needed: "
+                "every selected step that reads it is in the cache."
+            )
+        for path, missing in run.blocked.items():
+            blocked[key_of[path]] = DependencyNotBuiltError(blocked_message(graph, path, missing))
+    places, refused = _places(planned, [*to_run, *hits], overrides, routing)
+    # A hit with nowhere to run must stay one.
+    expected |= refused.keys()
+    versions = {key: recorded_version(hit.step, drifted.get(key)) for key, hit in hits.items()}
+    served, saved_s = _known_to_instance(context.instance, hits, versions)
+    if is_backfill:
+        served = set()
+    return Decisions(
+        planned=planned,
+        looks=looks,
+        places=places,
+        checks=frozenset(checks),
+        drifted=drifted,
+        pruned=pruned,
+        cached=frozenset(hits),
+        served=frozenset(served),
+        saved_s=saved_s,
+        blocked=blocked,
+        unroutable={key: refused[key] for key in to_run if key in refused},
+        unreachable=unreachable(executable, blocked, hits),
+        forced=frozenset(forced),
+        done=frozenset(done & mutable),
+        expected_hits=frozenset(expected),
+    )
+
+
+def _cache(
+    context: PlanExecutionContext, planned: Mapping[str, PlannedStep], key_of: Mapping[str, str]
+) -> StepCache:
+    op = planned[next(iter(key_of.values()))].op
+    resources = context.scoped_resources_builder.build({op.io_manager_key})
+    return cache_of(resources, op.io_manager_key, f"step {address(op.step)}")
+
+
+def _places(
+    planned: Mapping[str, PlannedStep],
+    keys: Iterable[str],
+    overrides: Mapping[str, StepOverride],
+    routing: Routing,
+) -> tuple[dict[str, Placement], dict[str, Exception]]:
+    """Where each step runs, and why others have nowhere to run."""
+    places: dict[str, Placement] = {}
+    refused: dict[str, Exception] = {}
+    for key in keys:
+        found = planned[key]
+        try:
+            places[key] = routing.place(found.step, tag=found.runner, override=overrides.get(key))
+        except (RoutingError, ResourceError) as error:
+            refused[key] = error
+    return places, refused
+
+
+def _known_to_instance(
+    instance: dg.DagsterInstance, hits: Mapping[str, PlannedStep], versions: Mapping[str, str]
+) -> tuple[set[str], dict[str, float]]:
+    """Hits whose version is the data version that the instance recorded last, and how many
+    seconds their builds took."""
+    entries = asset_entries(instance, [hit.asset_key for hit in hits.values()])
+    known = {
+        key
+        for key, hit in hits.items()
+        if last_version(entries.get(hit.asset_key)) == versions[key]
+    }
+    seconds = {key: built_in_s(entries.get(hits[key].asset_key)) for key in known}
+    return known, {key: took for key, took in seconds.items() if took is not None}
+
+
+def _attempts(plan: ExecutionPlan, key: str) -> int:
+    """How often this run has tried the step before."""
+    return plan.known_state.get_retry_state().get_attempt_count(key)
+
+
+def unreachable(
+    executable: Mapping[str, set[str]], blocked: Collection[str], hits: Collection[str]
+) -> dict[str, tuple[str, ...]]:
+    """The steps below blocked ones, and what each misses; a hit misses nothing."""
+    lost: dict[str, tuple[str, ...]] = {}
+    grew = bool(blocked)
+    while grew:
+        grew = False
+        for key, deps in executable.items():
+            if key in lost or key in blocked or key in hits:
+                continue
+            if missing := tuple(sorted(dep for dep in deps if dep in blocked or dep in lost)):
+                lost[key] = missing
+                grew = True
+    return lost
+
+
+def _finished_before(context: PlanExecutionContext) -> set[str]:
+    """Steps that an earlier worker of this run has finished, when the run is being resumed."""
+    entries = context.instance.all_logs(context.run_id, of_type=DagsterEventType.STEP_SUCCESS)
+    return {entry.step_key for entry in entries if entry.step_key}

@@ -1,0 +1,114 @@
+"""The steps of a run that are ours, and what a run's config can call them."""
+
+import difflib
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import dagster as dg
+
+from marin_dagster._compat import ExecutionPlan, PlanExecutionContext
+from marin_dagster.assets.step_op import StepOp
+from marin_dagster.errors import StepError
+from marin_dagster.runners import StepOverride
+from marin_dagster.steps import StepGraph, StepLike
+from marin_dagster.steps.protocol import address
+
+RUNNER_TAG = "marin/runner"
+"""Op tag that names the runner of a step."""
+
+
+@dataclass(frozen=True)
+class PlannedStep:
+    """A step of the run that is ours."""
+
+    op: StepOp
+    asset_key: dg.AssetKey
+    """The key as it is in this job."""
+    check: dg.AssetCheckKey | None
+    """The asset's own check, when it is selected."""
+    runner: str | None
+    """The op's ``marin/runner`` tag."""
+
+    @property
+    def step(self) -> StepLike:
+        """What it builds."""
+        return self.op.step
+
+
+def steps_of_run(context: PlanExecutionContext, plan: ExecutionPlan) -> dict[str, PlannedStep]:
+    """The steps of the plan that build our assets, by step key, in topological order.
+
+    Where a run selects the check of an asset alone, its step is not among them.
+    """
+    found = {}
+    layer = context.job_def.asset_layer
+    for step in plan.get_steps_to_execute_in_topo_order():
+        compute = compute_of(context, step)
+        if isinstance(compute, StepOp):
+            assets_def = layer.get_assets_def_for_node(step.node_handle)
+            if assets_def is not None and assets_def.keys:
+                (key,) = assets_def.keys
+                check = next(iter(assets_def.check_keys), None)
+                found[step.key] = PlannedStep(compute, key, check, step.tags.get(RUNNER_TAG))
+    return found
+
+
+def compute_of(context: PlanExecutionContext, step: Any) -> Any:
+    """The compute function of a step's op."""
+    return getattr(context.job_def.get_node(step.node_handle).definition, "compute_fn", None)
+
+
+def by_graph(planned: Mapping[str, PlannedStep]) -> Iterable[tuple[StepGraph, dict[str, str]]]:
+    """Each graph of the run with the step keys of its selected output paths."""
+    keys: dict[int, dict[str, str]] = defaultdict(dict)
+    graphs: dict[int, StepGraph] = {}
+    for key, found in planned.items():
+        graph = found.op.graph
+        graphs[id(graph)] = graph
+        keys[id(graph)][found.step.output_path] = key
+    return [(graphs[identity], key_of) for identity, key_of in keys.items()]
+
+
+class StepNames:
+    """What a run's config can call a step: its name, its name with hash, a lazy artifact's address,
+    or its asset key."""
+
+    def __init__(self, context: PlanExecutionContext, planned: Mapping[str, PlannedStep]) -> None:
+        self._context = context
+        self._planned = planned
+        self._keys: dict[str, set[str]] = defaultdict(set)
+        for key, found in planned.items():
+            for name in (*_names(found.step), found.asset_key.to_user_string()):
+                self._keys[name].add(key)
+        # A run may be a part of the one that its config was made for.
+        self._others = {key.to_user_string() for key in _asset_keys(context)}
+        for graph, _ in by_graph(planned):
+            self._others.update(name for step in graph.steps.values() for name in _names(step))
+
+    def forced(self, force: bool | tuple[str, ...]) -> set[str]:
+        if isinstance(force, bool):
+            return set(self._planned) if force else set()
+        return {key for name in force for key in self._named(name, "force")}
+
+    def overrides(self, steps: Mapping[str, StepOverride]) -> dict[str, StepOverride]:
+        return {key: own for name, own in steps.items() for key in self._named(name, "steps")}
+
+    def _named(self, name: str, option: str) -> set[str]:
+        if name in self._keys:
+            return self._keys[name]
+        if name in self._others:
+            self._context.log.warning(f"{option} names {name!r}, which this run does not select.")
+            return set()
+        close = difflib.get_close_matches(name, self._keys, n=3)
+        hint = f" Did you mean {' or '.join(map(repr, close))}?" if close else ""
+        raise StepError(f"{option} names {name!r}, which is no step of this run.{hint}")
+
+
+def _names(step: StepLike) -> tuple[str, ...]:
+    return step.name, step.name_with_hash, address(step)
+
+
+def _asset_keys(context: PlanExecutionContext) -> Iterable[dg.AssetKey]:
+    return context.job_def.asset_layer.asset_graph.get_all_asset_keys()

@@ -1,0 +1,193 @@
+"""What a run tells of the steps that no thread runs: served, pruned, blocked, or a dry run."""
+
+import os
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import dagster as dg
+
+from marin_dagster._compat import (
+    AssetObservationData,
+    DagsterEvent,
+    DagsterEventType,
+    EngineEventData,
+    ExecutionPlan,
+    PlanExecutionContext,
+    SerializableErrorInfo,
+    StepFailureData,
+    StepSuccessData,
+)
+from marin_dagster.assets.integrity_check import evaluate, unknown
+from marin_dagster.cache import Drift, DriftLog
+from marin_dagster.cache.parallel import map_parallel
+from marin_dagster.errors import MarinDagsterError
+from marin_dagster.events.asset_records import asset_entries
+from marin_dagster.events.metadata import OUTPUT_PATH, REASON, SERVED
+from marin_dagster.executor.decisions import Decisions
+from marin_dagster.executor.run_steps import PlannedStep
+from marin_dagster.executor.step_outcomes import RUN, StepOutcome, outcomes_table
+from marin_dagster.steps import StepLike
+from marin_dagster.steps.diff import summarize
+from marin_dagster.steps.protocol import address
+
+STEPS = "marin/steps"
+"""What becomes of each step of a run, as a table."""
+
+
+def report_fates(
+    context: PlanExecutionContext, plan: ExecutionPlan, fates: Mapping[str, StepOutcome], doing: str
+) -> DagsterEvent:
+    """The run's first event: a table of what becomes of each step, and why.
+
+    Args:
+        context: of the run.
+        plan: of the run.
+        fates: what becomes of its steps.
+        doing: what the run does with them.
+    """
+    message = f"{doing} (pid: {os.getpid()})"
+    data = EngineEventData.in_process(os.getpid(), plan.step_keys_to_execute)
+    table = dg.MetadataValue.md(outcomes_table(fates.values()))
+    return DagsterEvent.engine_event(
+        context, message, EngineEventData(metadata={STEPS: table, **data.metadata})
+    )
+
+
+def report_dry_run(
+    context: PlanExecutionContext, plan: ExecutionPlan, fates: Mapping[str, StepOutcome]
+) -> Iterator[DagsterEvent]:
+    """Events of a run that only reports what a real one would do."""
+    for step in plan.get_steps_to_execute_in_topo_order():
+        fate = fates.get(step.key)
+        if fate is None:
+            yield _skipped(context.for_step(step), "Dry run: would check what is there")
+            continue
+        would = "would run" if fate.becomes == RUN else f"would be {fate.becomes}"
+        roots = [root for root in fate.roots if root != fate.name]
+        because = f"; because of {summarize(roots)}" if roots else ""
+        where = f" -> {fate.path}" if fate.path else ""
+        yield _skipped(
+            context.for_step(step), f"Dry run: {would}: {fate.name}{where}: {fate.why}{because}"
+        )
+
+
+def summary(plan: ExecutionPlan, decisions: Decisions) -> str:
+    """How many steps of the run are cached, pruned, blocked, and to run; others' steps run."""
+    stuck = {*decisions.blocked, *decisions.unreachable} - decisions.checks
+    counts = {
+        "in the cache": len(decisions.cached),
+        "not needed": len(decisions.pruned),
+        "built before this worker": len(decisions.done),
+        "blocked": len(stuck),
+    }
+    total = len(set(plan.step_keys_to_execute) - decisions.checks)
+    counts["to run"] = total - sum(counts.values())
+    told = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
+    return f"Steps: {total}" + (f", of which {told}." if told else ".")
+
+
+def report(
+    context: PlanExecutionContext, plan: ExecutionPlan, decisions: Decisions, drifts: DriftLog
+) -> Iterator[DagsterEvent]:
+    """Events of the steps that no thread will run; ``drifts`` warns of those that have drifted."""
+    checks = _checks(context, decisions)
+    for step in plan.get_steps_to_execute_in_topo_order():
+        if step.key in decisions.pruned:
+            skipped = context.for_step(step)
+            yield _skipped(skipped, f"Skipped: {decisions.pruned[step.key]}")
+            if (evaluation := checks.get(step.key)) is not None:
+                yield DagsterEvent.asset_check_evaluation(skipped, evaluation)
+        elif step.key in decisions.served:
+            of_step = context.for_step(step)
+            drift = decisions.drifted.get(step.key)
+            if drift is not None:
+                drifts.warn(decisions.planned[step.key].step, drift, of_step.log)
+            served = decisions.planned[step.key]
+            yield from _observe(of_step, served, drift, checks.get(step.key))
+        elif step.key in decisions.blocked:
+            ours = decisions.planned[step.key].step
+            yield _blocked(context.for_step(step), ours, decisions.blocked[step.key])
+    report_unreachable(context, plan, decisions.unreachable)
+
+
+def report_unreachable(
+    context: PlanExecutionContext, plan: ExecutionPlan, lost: Mapping[str, tuple[str, ...]]
+) -> None:
+    """Log that steps miss others, as Dagster does of those below a failure."""
+    for step in plan.get_steps_to_execute_in_topo_order():
+        if step.key in lost:
+            context.for_step(step).log.error(
+                f"Dependencies for step {step.key} cannot run: {', '.join(lost[step.key])}. "
+                "Not executing."
+            )
+
+
+def _checks(
+    context: PlanExecutionContext, decisions: Decisions
+) -> dict[str, dg.AssetCheckEvaluation]:
+    """The selected checks of these steps, by step key: nothing else evaluates them."""
+    planned = decisions.planned
+    left_alone = [key for key in planned if key in decisions.served or key in decisions.pruned]
+    checked = {key: planned[key] for key in left_alone if planned[key].check is not None}
+    entries = asset_entries(context.instance, [found.asset_key for found in checked.values()])
+
+    def evaluated(found: PlannedStep) -> dg.AssetCheckEvaluation:
+        entry = entries.get(found.asset_key)
+        try:
+            return evaluate(found.step, found.op.graph, found.asset_key, entry)
+        except MarinDagsterError as error:
+            return unknown(found.asset_key, error)
+
+    return map_parallel(evaluated, checked)
+
+
+def _observe(
+    context: Any,
+    served: PlannedStep,
+    drift: Drift | None,
+    evaluation: dg.AssetCheckEvaluation | None,
+) -> Iterator[DagsterEvent]:
+    # An observation, not a materialization: the asset's latest materialization stays the true
+    # build, and automation conditions downstream do not fire.
+    yield DagsterEvent.step_start_event(context)
+    message = f"Served from the cache: {address(served.step)}"
+    observation = dg.AssetObservation(
+        asset_key=served.asset_key,
+        metadata={
+            OUTPUT_PATH: dg.MetadataValue.path(served.step.output_path),
+            "marin/cache": "hit",
+            REASON: SERVED,
+            **({"marin/drift": drift.message} if drift else {}),
+        },
+    )
+    yield DagsterEvent.from_step(
+        event_type=DagsterEventType.ASSET_OBSERVATION,
+        step_context=context,
+        event_specific_data=AssetObservationData(observation),
+        message=message,
+    )
+    if evaluation is not None:
+        yield DagsterEvent.asset_check_evaluation(context, evaluation)
+    # The UI shows no message of an observation, but it does of a success.
+    yield DagsterEvent.from_step(
+        event_type=DagsterEventType.STEP_SUCCESS,
+        step_context=context,
+        event_specific_data=StepSuccessData(duration_ms=0.0),
+        message=message,
+    )
+
+
+def _blocked(context: Any, step: StepLike, error: MarinDagsterError) -> DagsterEvent:
+    message = str(error)
+    if address(step) not in message:
+        message = f"step {address(step)}: {message}"
+    info = SerializableErrorInfo(message, stack=[], cls_name=type(error).__name__)
+    return DagsterEvent.step_failure_event(
+        context, StepFailureData(error=info, user_failure_data=None)
+    )
+
+
+def _skipped(context: Any, message: str) -> DagsterEvent:
+    return DagsterEvent.from_step(
+        event_type=DagsterEventType.STEP_SKIPPED, step_context=context, message=message
+    )

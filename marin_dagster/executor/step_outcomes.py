@@ -1,0 +1,162 @@
+"""``Fate``: what becomes of one step of a run, and why; the same for real and dry runs."""
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from marin_dagster._compat import ExecutionPlan
+from marin_dagster.assets.build_history import BuildHistory
+from marin_dagster.cache.cache import CacheState
+from marin_dagster.cache.expected_reasons import ExpectedReasons
+from marin_dagster.executor.decisions import Decisions
+from marin_dagster.executor.run_steps import by_graph
+from marin_dagster.steps.diff import summarize
+from marin_dagster.steps.protocol import address
+
+RUN, SERVED, PRUNED, BLOCKED = "run", "served", "pruned", "blocked"
+
+_MOST_ROWS = 100
+_MOST_REASONS = 3
+_LONGEST_REASON = 300
+
+
+@dataclass(frozen=True)
+class StepOutcome:
+    """What becomes of one step."""
+
+    name: str
+    """The step, as its output is called; of an ordinary asset, its step key."""
+    path: str | None
+    """Its output path; None for an ordinary asset."""
+    becomes: str
+    """``run``, ``served``, ``pruned`` or ``blocked``."""
+    reasons: tuple[str, ...]
+    """Why, at least one line."""
+    roots: tuple[str, ...] = ()
+    """Names of the steps that changed themselves and that it runs for."""
+    changed_itself: bool = False
+    """Whether it is one of them."""
+
+    @property
+    def why(self) -> str:
+        """The reasons in one line."""
+        return "; ".join(self.reasons)
+
+
+def find_outcomes(
+    plan: ExecutionPlan, decisions: Decisions, history: BuildHistory
+) -> dict[str, StepOutcome]:
+    """What becomes of each step of the plan, by step key: ours in topological order, then others.
+
+    Checks are left out: they take what is there.
+    """
+    outlooks = _outlooks(decisions, history)
+    # Not sorted again: Dagster's way to do that is quadratic in the length of a chain.
+    keys = dict.fromkeys([*decisions.planned, *plan.step_keys_to_execute])
+    return {key: _fate(key, decisions, outlooks) for key in keys if key not in decisions.checks}
+
+
+def outcomes_table(fates: Iterable[StepOutcome]) -> str:
+    """The fates as a Markdown table: the steps that changed themselves first, at most 100 rows."""
+    order = (RUN, BLOCKED, SERVED, PRUNED)
+    rows = sorted(fates, key=lambda fate: (not fate.changed_itself, order.index(fate.becomes)))
+    lines = ["| step | becomes | why | because of |", "|---|---|---|---|"]
+    for fate in rows[:_MOST_ROWS]:
+        cells = (
+            fate.name,
+            fate.becomes,
+            _few(fate.reasons),
+            "its own change"
+            if fate.changed_itself and len(fate.roots) == 1
+            else summarize(fate.roots),
+        )
+        lines.append(f"| {' | '.join(map(_cell, cells))} |")
+    if left_out := Counter(fate.becomes for fate in rows[_MOST_ROWS:]):
+        lines += ["", f"And more: {', '.join(f'{n} {what}' for what, n in left_out.items())}."]
+    return "\n".join(lines)
+
+
+def _outlooks(decisions: Decisions, history: BuildHistory) -> dict[str, ExpectedReasons]:
+    running = {
+        key
+        for key, look in decisions.looks.items()
+        if not _is_settled(key, decisions) and look.state is not CacheState.RUNNING
+    }
+    found: dict[str, ExpectedReasons] = {}
+    for graph, key_of in by_graph(decisions.planned):
+        mine = {path: key for path, key in key_of.items() if key in running}
+        outlook = history.outlook(
+            graph,
+            {path: decisions.looks[key] for path, key in mine.items()},
+            {path: decisions.planned[key].asset_key for path, key in mine.items()},
+        )
+        found.update((key, outlook) for key in mine.values())
+    return found
+
+
+def _is_settled(key: str, decisions: Decisions) -> bool:
+    """Whether the step's function does not run."""
+    return any(
+        key in part
+        for part in (
+            decisions.cached,
+            decisions.pruned,
+            decisions.blocked,
+            decisions.unreachable,
+            decisions.unroutable,
+            decisions.done,
+        )
+    )
+
+
+def _fate(key: str, decisions: Decisions, outlooks: Mapping[str, ExpectedReasons]) -> StepOutcome:
+    ours = decisions.planned.get(key)
+    name, path = (address(ours.step), ours.step.output_path) if ours else (key, None)
+    if key in decisions.unreachable:
+        missing = summarize(decisions.unreachable[key])
+        return StepOutcome(name, path, BLOCKED, (f"needs what cannot run: {missing}",))
+    if ours is None:
+        return StepOutcome(name, path, RUN, ("an ordinary asset: runs every time",))
+    if key in decisions.blocked:
+        return StepOutcome(name, path, BLOCKED, (str(decisions.blocked[key]),))
+    if key in decisions.unroutable:
+        return StepOutcome(name, path, BLOCKED, (str(decisions.unroutable[key]),))
+    if key in decisions.pruned:
+        return StepOutcome(name, path, PRUNED, (decisions.pruned[key],))
+    if key in decisions.done:
+        return StepOutcome(name, path, SERVED, ("built by an earlier worker of this run",))
+    if key in decisions.cached:
+        new = "" if key in decisions.served else "; this run records it as a materialization"
+        drift = decisions.drifted.get(key)
+        why = (f"its output is finished{new}", *([drift.message] if drift else []))
+        return StepOutcome(name, path, SERVED, why)
+    if key not in outlooks:
+        owner = decisions.looks[key].owner
+        return StepOutcome(
+            name, path, RUN, (f"{owner} is building it: waits, and serves what it makes",)
+        )
+    outlook = outlooks[key]
+    reasons = outlook.reasons.get(ours.step.output_path)
+    roots = outlook.roots.get(ours.step.output_path, ())
+    steps = ours.op.graph.steps
+    return StepOutcome(
+        name,
+        path,
+        RUN,
+        reasons.lines if reasons else ("its output is not finished",),
+        roots=tuple(dict.fromkeys(address(steps[root]) for root in roots)),
+        changed_itself=ours.step.output_path in roots,
+    )
+
+
+def _few(reasons: tuple[str, ...]) -> str:
+    lines = [line for reason in reasons for line in reason.splitlines()]
+    more = len(lines) - _MOST_REASONS
+    text = "; ".join([*lines[:_MOST_REASONS], *([f"and {more} more"] if more > 0 else [])])
+    return text if len(text) <= _LONGEST_REASON else text[:_LONGEST_REASON] + "…"
+
+
+def _cell(text: str) -> str:
+    """Text that ends no cell and starts no HTML or link of its own."""
+    return " ".join(re.sub(r"([\\|<\[`*_])", r"\\\1", text).split())

@@ -1,0 +1,5 @@
+"""Run steps from a script, with Dagster underneath: ``StepRunner``, ``run`` and ``resolve``."""
+
+from marin_dagster.step_runner.runner import StepResults, StepRunner, resolve, run
+
+__all__ = ["StepResults", "StepRunner", "resolve", "run"]

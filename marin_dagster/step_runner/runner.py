@@ -1,0 +1,326 @@
+"""``StepRunner``: run steps from a script, as Marin's does, with Dagster underneath.
+
+Recorded in the instance that is given, else in that of ``DAGSTER_HOME``, else in one that lasts as
+long as the run. The caller's process is the run worker.
+"""
+
+import os
+import sys
+import tempfile
+import threading
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import dagster as dg
+
+from marin_dagster._compat import InMemoryJob, capture_interrupts, execute_run
+from marin_dagster.assets.build import asset_keys
+from marin_dagster.assets.io_manager import StepOutput
+from marin_dagster.assets.op_names import op_name
+from marin_dagster.assets.translator import DagsterMarinTranslator
+from marin_dagster.cache import DriftLog, OutputDir, StepCache, read_record, read_status
+from marin_dagster.cache.plan import plan_from_cache
+from marin_dagster.cache.status import Status
+from marin_dagster.definitions import build_definitions
+from marin_dagster.errors import (
+    MarinDagsterError,
+    OutputNotReadyError,
+    StepError,
+    StepsFailedError,
+)
+from marin_dagster.executor import runner_executor
+from marin_dagster.executor.config import DEFAULT_MAX_CONCURRENT, effective_max_concurrent
+from marin_dagster.lazy import ArtifactStep, load
+from marin_dagster.runners import FraySettings, Runner
+from marin_dagster.step_runner.external_steps import external_faults, log_external_faults
+from marin_dagster.step_runner.iterable_runs import run_drawn
+from marin_dagster.steps import StepGraph, StepLike
+from marin_dagster.steps.protocol import address, is_external
+
+_JOB = "step_runner"
+# Dagster's console tells of every event at DEBUG, some fifty lines for each step.
+_LOGGERS = {"console": {"config": {"log_level": "INFO"}}}
+_DRAWN_AHEAD = 8
+"""Steps that are drawn ahead of those that run, in multiples of ``max_concurrent``."""
+_opening = threading.Lock()
+
+
+@dataclass(frozen=True)
+class StepResults(Mapping[str, StepOutput]):
+    """The outputs of a run's steps: by output path, and also by step, handle or name with hash."""
+
+    graph: StepGraph
+    """Everything that the run was about."""
+    dry_run: bool = False
+    """Whether nothing was to run."""
+
+    def __getitem__(self, key: Any) -> StepOutput:
+        """The finished output.
+
+        Raises:
+            KeyError: no such step.
+            OutputNotReadyError: it is not built: it was not needed, or this was a dry run.
+            RecordError: its record cannot be read.
+        """
+        step = self.graph.steps[self._path(key)]
+        folder = OutputDir.at(step.output_path)
+        finished = read_status(folder) is Status.SUCCESS
+        if not finished and self.dry_run:
+            raise OutputNotReadyError(
+                f"step {address(step)} ({step.output_path}) is not built: this was a dry run. Call "
+                "run() without dry_run to build it."
+            )
+        if not finished:
+            raise OutputNotReadyError(
+                f"step {address(step)} ({step.output_path}) is not built: nothing in this "
+                "run needed it. Ask for it in run()."
+            )
+        return StepOutput(step.output_path, address(step), read_record(folder))
+
+    def __contains__(self, key: object) -> bool:
+        try:
+            return self._path(key) in self.graph.steps
+        except KeyError:
+            return False
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.graph.steps)
+
+    def __len__(self) -> int:
+        return len(self.graph.steps)
+
+    def _path(self, key: Any) -> str:
+        if not isinstance(key, str):
+            return str((key.lower() if hasattr(key, "lower") else key).output_path)
+        if key in self.graph.steps:
+            return key
+        for path, step in self.graph.steps.items():
+            if key in (step.name_with_hash, address(step)):
+                return path
+        raise KeyError(key)
+
+
+@dataclass(eq=False)
+class _Call:
+    """One call of :meth:`StepRunner.run`, which may be several runs."""
+
+    limit: int
+    """Steps at once."""
+    execution: Mapping[str, bool]
+    """The executor's config."""
+    runners: Mapping[str, Runner]
+    """Runners made in code, by name."""
+    errors: list[Exception] = field(default_factory=list)
+    """What steps raised."""
+    failed: set[str] = field(default_factory=set)
+    """Output paths of steps that failed."""
+    built: set[str] = field(default_factory=set)
+    """Output paths of steps that were built."""
+    drifts: DriftLog = field(default_factory=DriftLog)
+    """Warns of each drifted output once."""
+    stop: threading.Event = field(default_factory=threading.Event)
+    """Set to stop what runs."""
+
+    def lost(self, graph: StepGraph) -> frozenset[str]:
+        """Output paths of a graph's steps that failed before, and of those that need them."""
+        if self.failed.isdisjoint(graph.steps):
+            return frozenset()
+        required = graph.terminals
+        seen = plan_from_cache(StepCache(), graph, selected=graph.steps, required=required)
+        return seen.below(graph, self.failed) | self.failed
+
+
+@dataclass(frozen=True)
+class StepRunner:
+    """Runs steps and everything they need; what is cached is not run."""
+
+    max_concurrent: int = DEFAULT_MAX_CONCURRENT
+    """Steps at once; 0 means 8."""
+    fray_client: Any = field(default=None, kw_only=True)
+    """Takes steps with resources; Fray's current client when None, and processes of this machine
+    when there is none, or only Fray's ``LocalClient``. A ``LocalClient`` that is given is refused:
+    it honours no resources and cannot stop a step."""
+    shared_disk: bool = field(default=False, kw_only=True)
+    """Whether the client's workers see this machine's disk, so that outputs may lie on it."""
+    instance: dg.DagsterInstance | None = field(default=None, kw_only=True)
+    """Where the run is recorded."""
+
+    def run(
+        self,
+        steps: Iterable[Any],
+        *,
+        dry_run: bool = False,
+        force_run_failed: bool = True,
+        max_concurrent: int | None = None,
+    ) -> StepResults:
+        """Run steps, or handles to lazy artifacts; their dependencies need not be listed.
+
+        A list is one run. Any other iterable is drawn from while its first steps run, so that it
+        may have no end or wait for what its steps do; what is drawn while others run is the next
+        run. It is not drawn from further than eight times ``max_concurrent`` steps ahead.
+
+        Args:
+            steps: what is wanted.
+            dry_run: log what would become of each step, and why, as a run right now would decide
+                it; read the store and write nothing. (Marin's lists every step and reads nothing.)
+            force_run_failed: run steps again whose last attempt failed.
+            max_concurrent: instead of the runner's own.
+
+        Returns:
+            The outputs.
+
+        Raises:
+            GraphError: the graph is wrong.
+            StepsFailedError: steps failed; independent ones have gone on.
+            RoutingError: steps ask for what no runner can give.
+            KeyboardInterrupt: after the running steps have been stopped.
+            Exception: what the iterable raised, after what it had yielded has run.
+        """
+        limit = effective_max_concurrent(
+            self.max_concurrent if max_concurrent is None else max_concurrent
+        )
+        execution = {"dry_run": dry_run, "retry_failed": force_run_failed}
+        call = _Call(limit, execution, self._runners())
+        if dry_run or isinstance(steps, Collection) or not isinstance(steps, Iterable):
+            graph = StepGraph.from_steps(steps)
+            self._run_graph(graph, call)
+        else:
+            graph = self._run_drawn(steps, call)
+        if call.errors:
+            message = f"{len(call.errors)} step(s) failed"
+            raise StepsFailedError(message, call.errors) from call.errors[0]
+        return StepResults(graph, dry_run=dry_run)
+
+    def _run_drawn(self, steps: Iterable[Any], call: "_Call") -> StepGraph:
+        """Run steps while they are drawn; the graph of them all."""
+        drawn: list[StepLike] = []
+        with self._recording() as instance:
+            recorded = replace(self, instance=instance)
+
+            def run_portion(portion: list[Any]) -> None:
+                graph = StepGraph.from_steps(portion)
+                drawn.extend(graph.steps[path] for path in graph.terminals)
+                # As in one run: nothing is tried a second time, and nothing below it at all.
+                lost = call.lost(graph)
+                left = [graph.steps[path] for path in graph.terminals if path not in lost]
+                if left:
+                    recorded._run_graph(StepGraph.from_steps(left), call)
+
+            try:
+                run_drawn(steps, run_portion, most=_DRAWN_AHEAD * call.limit, stop=call.stop)
+            except Exception as error:
+                for failure in call.errors:
+                    error.add_note(f"before that, a step failed: {failure}")
+                raise
+        return StepGraph.from_steps(drawn)
+
+    def _run_graph(self, graph: StepGraph, call: "_Call") -> None:
+        """Run what a graph's terminals need, in one run."""
+        if call.execution["dry_run"]:
+            log_external_faults(graph, call.drifts)
+        else:
+            retry_failed = call.execution["retry_failed"]
+            call.errors += external_faults(graph, call.drifts, retry_failed=retry_failed)
+        failures: dict[str, list[BaseException]] = {}
+        executor = runner_executor(
+            call.limit,
+            call.runners,
+            frozenset(graph.terminals),
+            failures,
+            call.drifts,
+            built=call.built,
+            stop=call.stop,
+        )
+        config = {"execution": {"config": call.execution}, "loggers": _LOGGERS}
+        definitions = build_definitions(graph, executor=executor, job_name=_JOB, checks=False)
+        if any(not is_external(step) for step in graph.steps.values()):
+            with self._recording() as instance:
+                call.errors += _run(definitions, instance, config, failures)
+        keys = asset_keys(graph, DagsterMarinTranslator())
+        call.failed.update(path for path, key in keys.items() if failures.get(op_name(key)))
+
+    def _runners(self) -> dict[str, Runner]:
+        client = self.fray_client
+        if client is None and "fray" in sys.modules:
+            from marin_dagster.runners.fray import callers_client
+
+            client = callers_client()
+        if client is None:
+            return {}
+        from marin_dagster.runners.fray import FrayRunner
+
+        return {"fray": FrayRunner("fray", FraySettings(shared_disk=self.shared_disk), client)}
+
+    @contextmanager
+    def _recording(self) -> Iterator[dg.DagsterInstance]:
+        if self.instance is not None:
+            yield self.instance
+        elif os.environ.get("DAGSTER_HOME"):
+            # One at a time: a new home is set up when it is first opened, and by one only.
+            with _opening:
+                opened = dg.DagsterInstance.get()
+                opened.get_runs_count()
+            with opened as instance:
+                yield instance
+        else:
+            # On disk: not every release's instance in memory can be used from several threads.
+            with (
+                tempfile.TemporaryDirectory(prefix="marin-dagster-") as folder,
+                dg.DagsterInstance.local_temp(folder) as instance,
+            ):
+                yield instance
+
+
+def run(
+    *handles: ArtifactStep[Any],
+    max_concurrent: int = DEFAULT_MAX_CONCURRENT,
+    force_run_failed: bool = True,
+) -> list[Any]:
+    """Build lazy artifacts and return them loaded, in the order given.
+
+    Raises:
+        StepsFailedError: some could not be built.
+        ArtifactTypeMismatchError: one was recorded as another type.
+    """
+    StepRunner(max_concurrent).run(handles, force_run_failed=force_run_failed)
+    return [load(handle) for handle in handles]
+
+
+def resolve(handle: ArtifactStep[Any], *, max_concurrent: int = DEFAULT_MAX_CONCURRENT) -> Any:
+    """Build one lazy artifact and return it loaded; :func:`run` for one handle."""
+    return run(handle, max_concurrent=max_concurrent)[0]
+
+
+def _run(
+    definitions: dg.Definitions,
+    instance: dg.DagsterInstance,
+    config: Mapping[str, Any],
+    failures: Mapping[str, list[BaseException]],
+) -> list[Exception]:
+    """Run the job; what its steps raised."""
+    job = definitions.resolve_job_def(_JOB)
+    recorded = instance.create_run_for_job(job_def=job, run_config=config)
+    try:
+        with capture_interrupts():
+            result = execute_run(InMemoryJob(job), recorded, instance, raise_on_error=True)
+    except dg.DagsterExecutionInterruptedError:
+        raise KeyboardInterrupt from None
+    if result.success:
+        return []
+    errors: list[Exception] = []
+    for event in result.all_events:
+        if not event.is_step_failure or event.step_key is None:
+            continue
+        # The last attempt's.
+        raised = failures.get(event.step_key, [])
+        if raised and isinstance(raised[-1], Exception):
+            raised[-1].add_note(f"in step {event.step_key} of run {recorded.run_id}")
+            errors.append(raised[-1])
+        else:
+            said = event.step_failure_data.error
+            errors.append(StepError(said.message if said else f"step {event.step_key} failed"))
+    if not errors:
+        raise MarinDagsterError(f"run {recorded.run_id} failed; its log says why.")
+    return errors

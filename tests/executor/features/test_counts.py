@@ -1,0 +1,171 @@
+"""How many functions run, in numbers: grids of 1,000 steps, and a chain that is taken up again.
+
+What is there is laid out on disk instead of being built, and only what must run is executed.
+"""
+
+import shutil
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import dagster as dg
+import pytest
+
+from helpers import chain_job
+from helpers.runs import Recorder, memory_instance, run_job, status_of
+from marin_dagster import StepSpec, build_definitions
+
+Grid = list[list[StepSpec]]
+
+
+@pytest.fixture
+def instance() -> Iterator[dg.DagsterInstance]:
+    """An instance in memory, which takes a thousand events faster."""
+    with memory_instance() as made:
+        yield made
+
+
+def grid_of(recorder: Recorder, rows: int, columns: int, fan_in: int) -> Grid:
+    """Rows of steps, each of which reads ``fan_in`` neighbours in the row above, around the edge.
+
+    With a fan-in of 1 these are chains, with one of 3 what a step needs grows by two a row.
+    """
+    grid: Grid = []
+    for row in range(rows):
+        above = grid[-1] if grid else []
+        reads = [
+            [above[(column + k) % columns] for k in range(fan_in if above else 0)]
+            for column in range(columns)
+        ]
+        grid.append(
+            [recorder.step(f"r{row}_c{column}", *reads[column]) for column in range(columns)]
+        )
+    return grid
+
+
+def steps_of(grid: Grid) -> list[StepSpec]:
+    return [step for row in grid for step in row]
+
+
+def needed_for(step: StepSpec) -> set[str]:
+    """Names of a step and of all that it is made of."""
+    found: dict[str, StepSpec] = {}
+    waiting = [step]
+    while waiting:
+        one = waiting.pop()
+        if one.name not in found:
+            found[one.name] = one
+            waiting += one.deps
+    return set(found)
+
+
+def lay_out(steps: Iterable[StepSpec]) -> None:
+    """Outputs as a worker leaves them that has succeeded."""
+    for step in steps:
+        folder = Path(step.output_path)
+        folder.mkdir(parents=True)
+        folder.joinpath(".executor_status").write_text("SUCCESS")
+
+
+def let_know(instance: dg.DagsterInstance, steps: Iterable[StepSpec]) -> None:
+    """Tell the instance of the steps' outputs, as the run did that has built them."""
+    for step in steps:
+        instance.report_runless_asset_event(
+            dg.AssetMaterialization(step.name, tags={"dagster/data_version": step.hash_id})
+        )
+
+
+def test_no_function_of_a_thousand_runs_when_everything_is_there(
+    recorder: Recorder, instance: dg.DagsterInstance
+) -> None:
+    steps = steps_of(grid_of(recorder, 10, 100, 3))
+    lay_out(steps)
+    let_know(instance, steps)
+
+    run = run_job(build_definitions(steps), instance)
+
+    assert run.success
+    assert recorder.calls == []
+    assert run.observed() == sorted(step.name for step in steps)
+    assert len(steps) == 1000
+
+
+def test_no_function_of_a_thousand_runs_when_only_the_ends_are_there(
+    recorder: Recorder, instance: dg.DagsterInstance
+) -> None:
+    grid = grid_of(recorder, 10, 100, 3)
+    lay_out(grid[-1])
+
+    run = run_job(build_definitions(steps_of(grid)), instance)
+
+    assert run.success
+    assert recorder.calls == []
+    assert set(run.materialized()) == {step.name for step in grid[-1]}
+    assert len(run.skipped()) == 900
+    assert [step for step in steps_of(grid[:-1]) if Path(step.output_path).exists()] == []
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "fan_in"),
+    [
+        # 1 + 3 + 5 + … + 19 steps in the ten rows.
+        pytest.param(10, 100, 3, id="ten rows of a hundred"),
+        pytest.param(100, 10, 1, id="ten chains of a hundred"),
+    ],
+)
+def test_exactly_a_hundred_run_when_one_end_and_everything_between_is_gone(
+    rows: int, columns: int, fan_in: int, recorder: Recorder, instance: dg.DagsterInstance
+) -> None:
+    grid = grid_of(recorder, rows, columns, fan_in)
+    gone = grid[-1][4]
+    others = [step for step in grid[-1] if step is not gone]
+    steps = steps_of(grid)
+    lay_out(steps)
+    let_know(instance, others)
+    for step in [gone, *steps_of(grid[:-1])]:
+        shutil.rmtree(step.output_path)
+
+    run = run_job(build_definitions(steps), instance)
+
+    assert run.success
+    assert len(recorder.calls) == 100
+    assert set(recorder.calls) == needed_for(gone)
+    assert run.observed() == sorted(step.name for step in others)
+    assert len(run.skipped()) == 1000 - 100 - len(others)
+    assert status_of(gone) == "SUCCESS"
+
+
+@pytest.fixture
+def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the chain's functions note that they ran; the 15th fails."""
+    file = tmp_path / "calls.txt"
+    monkeypatch.setenv(chain_job.CALLS, str(file))
+    monkeypatch.setenv(chain_job.FAILING, "step_15")
+    return file
+
+
+def names(first: int, last: int) -> list[str]:
+    return [f"step_{number}" for number in range(first, last + 1)]
+
+
+@pytest.mark.parametrize("way", ["new run", "re-execution from failure"])
+def test_a_chain_of_twenty_whose_fifteenth_failed_runs_six_the_second_time(
+    way: str, calls: Path, monkeypatch: pytest.MonkeyPatch, instance: dg.DagsterInstance
+) -> None:
+    job = chain_job.loadable()
+    with dg.execute_job(job, instance) as first:
+        assert not first.success
+    assert calls.read_text().split() == names(1, 15)
+    calls.unlink()
+    monkeypatch.delenv(chain_job.FAILING)
+
+    options = None
+    if way == "re-execution from failure":
+        options = dg.ReexecutionOptions.from_failure(first.run_id, instance)
+    with dg.execute_job(job, instance, reexecution_options=options) as second:
+        assert second.success
+        begun = {event.step_key for event in second.all_events if event.is_step_start}
+
+    assert calls.read_text().split() == names(15, 20)
+    # A new run says of the others that they are there; one from failure leaves them out.
+    assert begun == set(names(15, 20) if options else names(1, 20))
+    assert [status_of(step) for step in chain_job.chain()] == ["SUCCESS"] * 20

@@ -1,0 +1,1 @@
+"""What tests share: servers, doubles, jobs that other processes load, ways to run a step."""

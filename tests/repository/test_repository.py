@@ -1,0 +1,82 @@
+"""What the repository promises about itself: the README's graph works, files stay small."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import dagster as dg
+import pytest
+
+from helpers.runs import run_job
+from marin_dagster import StepSpec
+
+ROOT = Path(__file__).parents[2]
+MAX_LINES = 350
+
+
+def test_the_graph_in_the_readme_works_when_pasted(tmp_path: Path) -> None:
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    pipeline = next(block for block in blocks if "build_definitions([total])" in block)
+    assert len([line for line in pipeline.splitlines() if line.strip()]) <= 15
+    namespace: dict[str, object] = {}
+    exec(compile(pipeline, str(tmp_path / "pipeline.py"), "exec"), namespace)
+    definitions = namespace["defs"]
+    assert isinstance(definitions, dg.Definitions)
+    with dg.DagsterInstance.ephemeral() as instance:
+        first, second = run_job(definitions, instance), run_job(definitions, instance)
+    assert first.success
+    assert first.materialized()["total"].metadata["total"].value == 328350
+    assert second.success
+    assert second.observed() == ["squares", "total"]
+    squares = namespace["squares"]
+    assert isinstance(squares, StepSpec)
+    assert f"  {squares.name_with_hash}/ " in (ROOT / "README.md").read_text()
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/marin.md", "example_project/README.md"])
+def test_a_snippet_that_starts_dagster_keeps_its_history(page: str) -> None:
+    blocks = re.findall(r"```console\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
+    starting = [block for block in blocks if re.search(r"\b(dagster|dg) dev\b", block)]
+    assert starting
+    for block in starting:
+        assert re.search(r"\bDAGSTER_HOME=[$~]", block)
+        assert "mkdir -p" in block
+
+
+@pytest.mark.parametrize("left", ["uv.lock", ".venv/bin/python"])
+def test_what_an_installation_of_the_example_leaves_is_ignored(left: str) -> None:
+    subprocess.run(["git", "check-ignore", "-q", f"example_project/{left}"], cwd=ROOT, check=True)
+
+
+def test_the_workspace_opens_from_any_folder(tmp_path: Path) -> None:
+    workspace = str(ROOT / "workspace.yaml")
+    listed = subprocess.run(
+        [sys.executable, "-m", "dagster", "job", "list", "-w", workspace],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert listed.returncode == 0, listed.stderr
+    assert "Job: materialize_steps" in listed.stdout
+
+
+def test_the_pictures_in_the_readme_are_there_small_and_described() -> None:
+    tags = re.findall(r"<img\s[^>]*>|!\[[^\]]*\]\([^)]*\)", (ROOT / "README.md").read_text())
+    shown = [re.search(r'src="([^"]+)"[^>]*alt="([^"]+)"', tag) for tag in tags]
+    assert len(shown) == 2
+    assert None not in shown
+    for found in filter(None, shown):
+        picture = ROOT / found[1]
+        assert picture.read_bytes().startswith(b"\x89PNG")
+        assert picture.stat().st_size < 150_000
+
+
+@pytest.mark.parametrize(
+    "path",
+    sorted((ROOT / "marin_dagster").rglob("*.py")),
+    ids=lambda path: str(path.relative_to(ROOT)),
+)
+def test_no_file_of_the_package_is_long(path: Path) -> None:
+    assert len(path.read_text().splitlines()) <= MAX_LINES
