@@ -23,12 +23,11 @@ class _StderrHandler(logging.Handler):
 def logging_at(levels: Mapping[str, int]) -> Iterator[None]:
     """Log at these levels in the body, in the whole process.
 
-    A process without handlers writes to ``sys.stderr``. What an engine has set up for its workers
-    stays, and so does what the step's function sets up.
+    A process without handlers writes to ``sys.stderr``. Handlers that an engine has set up for its
+    workers stay, and what the step's function sets up has its way.
 
     Args:
-        levels: the lowest level of each logger, by name. The root logger's name is ``""``; its
-            level is lowered, never raised.
+        levels: the lowest level of each logger, by name; the root logger's is ``""``.
     """
     last_resort = logging.lastResort
     if levels and last_resort is not None:
@@ -38,7 +37,7 @@ def logging_at(levels: Mapping[str, int]) -> Iterator[None]:
         logging.lastResort = handler
     before = {name: logging.getLogger(name).level for name in levels}
     for name, level in levels.items():
-        logging.getLogger(name).setLevel(level if name else min(level, before[name]))
+        logging.getLogger(name).setLevel(level)
     try:
         yield
     finally:

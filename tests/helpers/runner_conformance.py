@@ -5,6 +5,7 @@ import dataclasses
 import json
 import logging
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -178,8 +179,8 @@ class Conformance:
 
         done = Drive(step, runner, log_levels=levels).start().end()
 
-        lines = (done.text("stdout") + done.text("stderr")).splitlines()
-        logged = [line.rpartition(": ")[2] for line in lines if " of " in line]
+        text = done.text("stdout") + done.text("stderr")
+        logged = re.findall(r"\b(?:debug|info|warning) of \w+$", text, re.MULTILINE)
         quiet = {"warning of quiet"} if "quiet" in levels else set()
         warnings = {f"warning of {name}" for name in ("root", "chatty", "quiet")} - quiet
         assert sorted(logged) == sorted(expected | warnings)
