@@ -7,7 +7,6 @@ import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass
 from functools import partial
 from typing import IO, Any
 
@@ -57,12 +56,6 @@ class _StepLog:
             except Exception:
                 self._closed = True
 
-    def ensure(self, text: str) -> None:
-        """Write to ``stderr`` if the step has written nothing, so that it has a log at all."""
-        with self._mutex:
-            if not self._streams:
-                self.write("stderr", text)
-
     def close(self) -> None:
         """Close what was opened, which for some log managers uploads it."""
         with self._mutex:
@@ -91,34 +84,27 @@ class _StepLog:
         return streams
 
 
-@dataclass(frozen=True)
-class StepLog:
-    """A step's compute log, for whoever runs the step."""
-
-    captured: Callable[[], AbstractContextManager[None]]
-    """Makes a context in which what is written belongs to the log. It is for the user's code:
-    what Dagster's own console reports about the step is no output of the step."""
-    ensure: Callable[[str], None]
-    """Writes a text to ``stderr`` if the step has written nothing, so that it has a log at all."""
-
-
 @contextmanager
 def step_log(
     context: StepExecutionContext, announce: Callable[[DagsterEvent], None], level: int
-) -> Iterator[StepLog]:
+) -> Iterator[Callable[[], AbstractContextManager[None]]]:
     """A compute log for a step, which this thread is about to run.
 
     Args:
         context: the step.
         announce: receives the event that points Dagster to the log, once there is one.
         level: the lowest level of Python's logging in the log, where nobody has set a logger's own.
+
+    Yields:
+        Makes a context in which what is written belongs to the log. It is for the user's code:
+        what Dagster's own console reports about the step is no output of the step.
     """
     log = _StepLog(context, announce, level)
     for handler in context.log.handlers:
         _keep_to_step(handler, log)
     try:
         with capturing(log):
-            yield StepLog(partial(writing_to, log), log.ensure)
+            yield partial(writing_to, log)
     finally:
         log.close()
 

@@ -89,19 +89,16 @@ class StepThreads:
         step_control.set(control)
         events: list[DagsterEvent] = []
         try:
-            with step_log(context, self._sender(key), self.log_level) as log:
+            with step_log(context, self._sender(key), self.log_level) as captured:
                 # A step of ours says itself where its function begins and ends; of an ordinary one
                 # everything counts.
                 ours = control.event_loop is None
-                control.captured = log.captured
-                with nullcontext() if ours else log.captured():
+                control.captured = captured
+                with nullcontext() if ours else captured():
                     for event in dagster_event_sequence_for_step(context):
-                        if event.is_step_failure or event.is_step_up_for_retry:
-                            # Whoever looks for its log is to find one, and the reason in it.
-                            log.ensure(_error_of(event))
                         events.append(event)
                         self._messages.put(StepMessage(key, event))
-                with log.captured():
+                with captured():
                     for event in trigger_hook(context, events):
                         self._messages.put(StepMessage(key, event, from_hook=True))
         except dg.DagsterExecutionInterruptedError:
@@ -116,8 +113,3 @@ class StepThreads:
             if control.event_loop is not None:
                 control.event_loop.close()
             self._messages.put(StepMessage(key))
-
-
-def _error_of(event: DagsterEvent) -> str:
-    error = getattr(event.event_specific_data, "error", None)
-    return f"{error.to_string() if error else event.message}\n"
