@@ -97,7 +97,7 @@ def test_every_asset_survives_the_way_to_the_ui(definitions: dg.Definitions) -> 
         "raw/books",
         "dump",
     }
-    assert nodes["raw/books"].group_name == "raw"
+    assert nodes["raw/books"].group_name == "default"
     assert nodes["raw/books"].description == "Fills the output."
     assert nodes["raw/books"].metadata["marin/resources"].value["device"]["kind"] == "gpu"
     assert nodes["raw/books"].metadata["dagster/code_references"].code_references
