@@ -11,6 +11,9 @@ export PATH := $(PATH):$(subst $() ,:,$(wildcard $(or $(PYENV_ROOT),$(HOME)/.pye
 DEMO := $(CURDIR)/.demo
 demo_env := MARIN_PREFIX=$(DEMO)/store DAGSTER_HOME=$(DEMO)/dagster DO_NOT_TRACK=1
 run := $(UV) run --frozen
+# Most tests wait for something, so more workers than cores pay; a file's tests share its servers.
+WORKERS ?= 4
+parallel = -n $(WORKERS) --dist loadfile $(PYTEST_ARGS)
 SERVERS := tests/e2e/server tests/e2e/deployment tests/e2e/browser
 # Where the tests in a browser leave pictures of the pages.
 export MARIN_DAGSTER_PICTURES ?= $(CURDIR)/.pictures
@@ -24,28 +27,40 @@ demo: env instance ## Build the example pipeline end to end, and show what ran
 ui: env instance ## Open the example in the Dagster UI, http://127.0.0.1:3000
 	$(demo_env) $(run) dagster dev -w workspace.yaml
 
-# Two suites at a time, since most tests wait for something, and the longest first: what they need is
-# there by then.
+fast: env ## Lint, types, and the lower layers' quick tests: what to run after each edit
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync --old-file=env check quick
+
+# Two suites at a time, the longest first: one computes while the other waits or installs.
 test: check debian ## Everything that CI runs
 	@$(MAKE) --no-print-directory --jobs=2 --old-file=env --old-file=debian \
-		unit interop lowest servers
+		unit interop lowest servers python313
 
 check: env ## Lint, formatting and types
 	$(run) ruff check .
 	$(run) ruff format --check .
 	$(run) mypy
 
+quick: env
+	$(run) pytest -q -m "not slow and not server" $(parallel) tests/steps tests/cache tests/lazy
+
 unit: env debian ## Tests on the newest Dagster
-	$(run) pytest $(SERVERS:%=--ignore=%) $(PYTEST_ARGS)
+	$(run) pytest $(SERVERS:%=--ignore=%) $(parallel)
 
 servers: env debian ## Tests of whole deployments, and of the UI in a browser
-	$(run) pytest $(SERVERS) $(PYTEST_ARGS)
+	$(run) pytest $(SERVERS) $(parallel)
 
-lowest: $(UV) debian ## Tests of the Dagster face on the lowest Dagster that is supported
-	UV=$(UV) scripts/test-lowest $(PYTEST_ARGS)
+lowest: $(UV) debian ## Tests of the Dagster integration on the lowest supported Dagster
+	UV=$(UV) scripts/test-lowest $(parallel)
 
-interop: $(UV) debian ## Tests against real marin-core, in a Python 3.12 environment of their own
-	UV=$(UV) scripts/test-interop $(PYTEST_ARGS)
+interop: $(UV) debian ## Tests against real marin-core, in a Python 3.12 environment
+	UV=$(UV) scripts/test-interop $(parallel)
+
+python313: $(UV) debian ## Tests of the package on Python 3.13 and the newest Dagster
+	UV_PROJECT_ENVIRONMENT=.venv-3.13 $(run) --python 3.13 pytest tests/steps tests/cache tests/lazy \
+		tests/runners/test_p*.py tests/events tests/assets tests/executor $(parallel)
+
+coverage: env debian ## How much of the package the unit tests run
+	$(run) pytest $(SERVERS:%=--ignore=%) $(parallel) --cov --cov-report=term:skip-covered
 
 pictures: env debian ## Take the README's pictures anew
 	MARIN_DAGSTER_PICTURES=docs/pictures $(run) pytest tests/e2e/browser -k pictures_of_the_readme
@@ -67,4 +82,4 @@ $(CURDIR)/.tools/bin/uv:
 clean: ## Remove environments, caches and the demo's outputs
 	rm -rf .venv .venv-* .tools .demo .pictures .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
-.PHONY: help demo ui test check unit servers lowest interop pictures env debian instance clean
+.PHONY: help demo ui fast test check quick unit servers lowest interop python313 coverage pictures env debian instance clean

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from helpers.runs import Recorder
 
-S3_SERVER = Path(__file__).parent / "s3_server.py"
+S3_SERVER = Path(__file__).with_name("helpers") / "s3_server.py"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -27,6 +27,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="run the tests against real marin-core; fail when it is not installed",
     )
+
+
+STARTS_A_SERVER = {"browser", "gcs", "iris", "postgres", "s3_server", "server", "slurm"}
+"""Fixtures, some in other modules, whose tests get the marker ``server``."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if STARTS_A_SERVER.intersection(getattr(item, "fixturenames", ())):
+            item.add_marker("server")
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

@@ -16,7 +16,7 @@ from marin_dagster.errors import LeaseLostError, StoreError
 from marin_dagster.steps import StepSpec
 
 
-@pytest.fixture(params=["local", "file", "memory", "s3"])
+@pytest.fixture(params=["local", "file", "memory", pytest.param("s3", marks=pytest.mark.server)])
 def prefix(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     """An empty store of each kind."""
     match request.param:

@@ -24,7 +24,7 @@ TIMING = LeaseTiming(settle_s=0.0)
 KINDS = {"local": LocalLock, "s3": ObjectLock, "memory": SettledLock}
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=["local", pytest.param("s3", marks=pytest.mark.server), "memory"])
 def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 

@@ -60,7 +60,7 @@ def calls() -> "Calls":
     return Calls()
 
 
-@pytest.fixture(params=["disk", "file-url", "memory", "s3"])
+@pytest.fixture(params=["disk", "file-url", "memory", pytest.param("s3", marks=pytest.mark.server)])
 def prefix(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     """An empty store of each kind that this machine can have."""
     if request.param == "disk":
