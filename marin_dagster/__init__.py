@@ -32,6 +32,7 @@ if TYPE_CHECKING:
         read_artifact,
         write_artifact,
     )
+    from marin_dagster.lazy.build_context import BuildContext, VersionCodex, build_context
     from marin_dagster.step_runner import StepRunner, resolve, run
     from marin_dagster.steps import (
         RemoteCallable,
@@ -41,14 +42,13 @@ if TYPE_CHECKING:
         StepSpec,
         remote,
     )
-    from marin_dagster.steps.versions import BuildContext, VersionCodex, build_context
 
 _HOMES = {
     "OUT": "lazy",
     "Artifact": "lazy",
     "ArtifactRecord": "cache",
     "ArtifactStep": "lazy",
-    "BuildContext": "steps.versions",
+    "BuildContext": "lazy.build_context",
     "DagsterMarinTranslator": "assets.translator",
     "MarinDagsterError": "errors",
     "MarinDagsterWarning": "errors",
@@ -63,9 +63,9 @@ _HOMES = {
     "StepRunner": "step_runner",
     "StepSpec": "steps",
     "StepsFailedError": "errors",
-    "VersionCodex": "steps.versions",
+    "VersionCodex": "lazy.build_context",
     "apply": "lazy",
-    "build_context": "steps.versions",
+    "build_context": "lazy.build_context",
     "build_definitions": "definitions",
     "build_marin_assets": "assets.build",
     "build_marin_cache_sensor": "automation.cache_sensor",

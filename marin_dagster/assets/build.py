@@ -13,9 +13,9 @@ from marin_dagster.assets.step_op import OUTPUT_NAME, StepOp
 from marin_dagster.assets.translator import DagsterMarinTranslator, ascii_name, key_part
 from marin_dagster.errors import CollisionError, GraphError, MarinDagsterWarning
 from marin_dagster.steps import StepGraph, StepLike
-from marin_dagster.steps.diff import summarize
 from marin_dagster.steps.protocol import artifact_version, is_external
 from marin_dagster.steps.siblings import differences
+from marin_dagster.steps.text import summarize
 
 DEFAULT_IO_MANAGER_KEY = "marin_io_manager"
 

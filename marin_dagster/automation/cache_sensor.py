@@ -47,8 +47,8 @@ from marin_dagster.events.metadata import (
     sendable,
 )
 from marin_dagster.steps import StepGraph, StepLike
-from marin_dagster.steps.diff import summarize
 from marin_dagster.steps.protocol import address, is_external, is_mutable
+from marin_dagster.steps.text import summarize
 
 EVENTS_PER_TICK = 150
 """The daemon writes each event by itself, some 10 ms each; the rest is told on the next ticks."""

@@ -15,8 +15,8 @@ from marin_dagster.cache.plan import CachePlan, blocked_message, plan_from_cache
 from marin_dagster.errors import StepError, StoreError
 from marin_dagster.events.asset_records import unfinished_runs
 from marin_dagster.steps import StepGraph
-from marin_dagster.steps.diff import shorten_middle, summarize
 from marin_dagster.steps.protocol import address, is_external
+from marin_dagster.steps.text import shorten_middle, summarize
 
 DEFAULT_JOB_NAME = "materialize_steps"
 

@@ -14,8 +14,9 @@ from marin_dagster.errors import (
     StoreError,
     StoreTimeoutError,
 )
-from marin_dagster.steps.diff import changes, limit_lines, shorten, shorten_middle, summarize
+from marin_dagster.steps.diff import changes
 from marin_dagster.steps.protocol import StepLike, artifact_version
+from marin_dagster.steps.text import limit_lines, shorten, shorten_middle, summarize
 
 
 @dataclass(frozen=True)

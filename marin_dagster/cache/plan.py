@@ -7,8 +7,8 @@ from marin_dagster.cache.cache import CacheState, LookUp, StepCache
 from marin_dagster.cache.status import STATUS_FILE
 from marin_dagster.errors import MarinDagsterError
 from marin_dagster.steps import RunPlan, StepGraph, StepLike, plan_run
-from marin_dagster.steps.diff import summarize
 from marin_dagster.steps.protocol import address, adopted_source, is_external
+from marin_dagster.steps.text import summarize
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from marin_dagster.cache.record import ArtifactRecord, as_recorded
 from marin_dagster.cache.status import STATUS_FILE, Status
 from marin_dagster.cache.store import OutputDir
 from marin_dagster.errors import RecordError, StoreError
-from marin_dagster.steps.diff import changes, limit_lines, shorten, shorten_middle, summarize
+from marin_dagster.steps.diff import changes
 from marin_dagster.steps.fingerprint import describe_drift
 from marin_dagster.steps.protocol import (
     StepLike,
@@ -27,6 +27,7 @@ from marin_dagster.steps.protocol import (
     data_version,
     is_mutable,
 )
+from marin_dagster.steps.text import limit_lines, shorten, shorten_middle, summarize
 
 logger = logging.getLogger(__name__)
 

@@ -27,8 +27,8 @@ from marin_dagster.executor.decisions import Decisions
 from marin_dagster.executor.run_steps import PlannedStep
 from marin_dagster.executor.step_outcomes import RUN, StepOutcome, outcomes_table
 from marin_dagster.steps import StepLike
-from marin_dagster.steps.diff import summarize
 from marin_dagster.steps.protocol import address
+from marin_dagster.steps.text import summarize
 
 STEPS = "marin/steps"
 """What becomes of each step of a run, as a table."""

@@ -11,8 +11,8 @@ from marin_dagster.cache.cache import CacheState
 from marin_dagster.cache.expected_reasons import ExpectedReasons
 from marin_dagster.executor.decisions import Decisions
 from marin_dagster.executor.run_steps import by_graph
-from marin_dagster.steps.diff import summarize
 from marin_dagster.steps.protocol import address
+from marin_dagster.steps.text import summarize
 
 RUN, SERVED, PRUNED, BLOCKED = "run", "served", "pruned", "blocked"
 

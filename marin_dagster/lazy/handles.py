@@ -14,12 +14,13 @@ from typing import Any, Generic, TypeVar
 
 from marin_dagster.errors import CollisionError, InputsError
 from marin_dagster.lazy.artifact import Artifact
+from marin_dagster.lazy.build_context import resolve_version
 from marin_dagster.lazy.step_context import StepContext
 from marin_dagster.steps.fingerprint import canonical_json, fingerprint_hash
 from marin_dagster.steps.paths import is_relative, join, output_prefix
 from marin_dagster.steps.protocol import Handle, StepLike
 from marin_dagster.steps.remote import is_remote
-from marin_dagster.steps.versions import check_name, check_version, resolve_version
+from marin_dagster.steps.versions import check_name, check_version
 
 A = TypeVar("A", bound=Artifact)
 

@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from marin_dagster.errors import HashAttributeError, MarinDagsterWarning
-from marin_dagster.steps.diff import changes, limit_lines
+from marin_dagster.steps.diff import changes
+from marin_dagster.steps.text import limit_lines
 
 STRICT_VARIABLE = "MARIN_FINGERPRINT_STRICT"
 """Environment variable that turns strict mode on (``1``, ``true`` or ``yes``), as in Marin."""

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from marin_dagster.steps.attributes import leaves_in
-from marin_dagster.steps.diff import shorten
 from marin_dagster.steps.graph import StepGraph
 from marin_dagster.steps.protocol import StepLike, address, artifact_version, attributes
+from marin_dagster.steps.text import shorten
 
 
 def differences(graph: StepGraph) -> dict[str, list[str]]:

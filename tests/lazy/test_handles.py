@@ -33,6 +33,12 @@ from marin_dagster.lazy import (
     lower,
     materialized_config,
 )
+from marin_dagster.lazy.build_context import (
+    BuildContext,
+    VersionCodex,
+    build_context,
+    current_build_context,
+)
 from marin_dagster.steps.protocol import (
     adopted_source,
     artifact_version,
@@ -43,12 +49,6 @@ from marin_dagster.steps.protocol import (
     is_pinned,
 )
 from marin_dagster.steps.remote import step_resources
-from marin_dagster.steps.versions import (
-    BuildContext,
-    VersionCodex,
-    build_context,
-    current_build_context,
-)
 
 V = "2026.07.01"
 
