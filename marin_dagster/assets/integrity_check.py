@@ -9,13 +9,8 @@ from marin_dagster._compat import AssetCheckEvaluationTargetMaterializationData,
 from marin_dagster.cache import CacheState, Status, StepCache
 from marin_dagster.cache.integrity import check_integrity
 from marin_dagster.errors import MarinDagsterError
-from marin_dagster.events.metadata import (
-    FAILED_AGAIN,
-    OUTPUT_PATH,
-    last_output_path,
-    removed,
-    sendable,
-)
+from marin_dagster.events.metadata import FAILED_AGAIN, last_output_path, removed, sendable
+from marin_dagster.events.metadata_keys import DRIFT, FAULTS, OUTPUT_PATH
 from marin_dagster.steps import StepGraph, StepLike
 
 CHECK_NAME = "cache_integrity"
@@ -67,9 +62,9 @@ def evaluate(
         said, passed = "The record agrees with the step.", True
     metadata: dict[str, Any] = {OUTPUT_PATH: dg.MetadataValue.path(step.output_path)}
     if faults:
-        metadata["marin/faults"] = sendable(" ".join(faults))
+        metadata[FAULTS] = sendable(" ".join(faults))
     if look.drift:
-        metadata["marin/drift"] = sendable(look.drift.message)
+        metadata[DRIFT] = sendable(look.drift.message)
     return dg.AssetCheckEvaluation(
         asset_key=key,
         check_name=CHECK_NAME,

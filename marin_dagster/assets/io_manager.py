@@ -26,10 +26,6 @@ from marin_dagster.cache import (
 from marin_dagster.errors import OutputNotReadyError, RecordError, StepError
 from marin_dagster.events.asset_records import asset_entries, last_version
 from marin_dagster.events.metadata import (
-    ADDRESS,
-    NAME_WITH_HASH,
-    OUTPUT_PATH,
-    REASON,
     SERVED,
     finished_at,
     hit_facts,
@@ -37,6 +33,16 @@ from marin_dagster.events.metadata import (
     output_metadata,
     record_of,
     report_cut_off,
+)
+from marin_dagster.events.metadata_keys import (
+    ADDRESS,
+    BYTES,
+    CACHE,
+    DURATION_S,
+    FILES,
+    NAME_WITH_HASH,
+    OUTPUT_PATH,
+    REASON,
 )
 from marin_dagster.events.previews import previews_of
 from marin_dagster.steps import is_mutable
@@ -123,7 +129,7 @@ class MarinIOManager(dg.ConfigurableIOManager):
                     report_cut_off(context, obj)
                     raise
             seconds = round(obj.duration_s, 3)
-            metadata: dict[str, Any] = {"marin/cache": "built", "marin/duration_s": seconds}
+            metadata: dict[str, Any] = {CACHE: "built", DURATION_S: seconds}
         elif isinstance(obj, Hit):
             record = record_of(obj, context.log)
             metadata = {REASON: SERVED, **hit_facts(obj, record)}
@@ -137,7 +143,7 @@ class MarinIOManager(dg.ConfigurableIOManager):
             # By this the cache sensor knows the build again.
             metadata |= finished_at(obj.folder)
         if (files := _files(context, obj.folder)) is not None:
-            metadata |= {"marin/files": len(files), "marin/bytes": sum(files.values())}
+            metadata |= {FILES: len(files), BYTES: sum(files.values())}
             if self.previews:
                 metadata |= previews_of(obj.folder, files, log=context.log.warning)
         # On the materialization alone; as the output's, it would be in the next event once more.

@@ -30,7 +30,6 @@ from marin_dagster.errors import MarinDagsterError, RemoteFunctionError
 from marin_dagster.events.asset_records import asset_entries
 from marin_dagster.events.metadata import (
     CODE_VERSION_TAG,
-    REASON,
     cut_off,
     input_version_tag,
     recorded_code_version,
@@ -38,6 +37,7 @@ from marin_dagster.events.metadata import (
     report_cut_off,
     sendable,
 )
+from marin_dagster.events.metadata_keys import COMPARED_WITH, DRIFT, JOB, JOB_URL, REASON, RUNNER
 from marin_dagster.runners import (
     INLINE,
     DriverCallbacks,
@@ -163,7 +163,7 @@ class StepOp:
         context.log.info(f"{address(self.step)} runs: {reasons.text}")
         metadata: dict[str, Any] = {REASON: reasons.text}
         if reasons.compared_with is not None:
-            metadata["marin/compared_with"] = dg.MetadataValue.path(reasons.compared_with)
+            metadata[COMPARED_WITH] = dg.MetadataValue.path(reasons.compared_with)
         return metadata
 
     def _output(
@@ -188,7 +188,7 @@ class StepOp:
             # What is there was built by another recipe, and Dagster is to show it as out of date.
             version = recorded_version(self.step, value.drift)
             tags[CODE_VERSION_TAG] = recorded_code_version(self.step, value.drift) or version
-            metadata = {"marin/drift": sendable(value.drift.message)}
+            metadata = {DRIFT: sendable(value.drift.message)}
         elif is_mutable(self.step) and isinstance(value, Attempt):
             version = f"{version}-{value.id}"
         with disable_dagster_warnings():  # tags of an output are in beta
@@ -323,8 +323,8 @@ def _run(
     if job is None:
         _run_inline(attempt, control)
         return {}
-    page = {"marin/job_url": dg.MetadataValue.url(job.url)} if job.url else {}
-    return {"marin/runner": runner, "marin/job": job.label, **page}
+    page = {JOB_URL: dg.MetadataValue.url(job.url)} if job.url else {}
+    return {RUNNER: runner, JOB: job.label, **page}
 
 
 def _run_inline(attempt: Attempt, control: StepControl) -> None:

@@ -14,7 +14,19 @@ import dagster as dg
 from pydantic_core import to_json
 
 from marin_dagster._compat import disable_dagster_warnings
-from marin_dagster.events.metadata import ADDRESS, NAME_WITH_HASH
+from marin_dagster.events.metadata_keys import (
+    ADDRESS,
+    ATTRIBUTES,
+    DEVICE,
+    FINGERPRINT,
+    HASH_ID,
+    NAME_WITH_HASH,
+    OWN_HASH,
+    RESOURCES,
+    RESULT_TYPE,
+    SOURCE,
+    VERSION,
+)
 from marin_dagster.steps import StepLike, step_function, step_resources
 from marin_dagster.steps.attributes import identity_hash, leaves_in
 from marin_dagster.steps.protocol import (
@@ -90,8 +102,8 @@ class DagsterMarinTranslator:
         if resources is None:
             return {}
         return {
-            "marin/device": resources.device.kind,
-            "marin/resources": json.dumps(resources_dict(resources)),
+            DEVICE: resources.device.kind,
+            RESOURCES: json.dumps(resources_dict(resources)),
         }
 
     def get_pool(self, step: StepLike) -> str | None:
@@ -107,25 +119,25 @@ class DagsterMarinTranslator:
 def _metadata(step: StepLike, resources: Any) -> dict[str, Any]:
     metadata: dict[str, Any] = {
         "dagster/uri": step.output_path,
-        "marin/attributes": dg.MetadataValue.json(_plain(attributes(step))),
+        ATTRIBUTES: dg.MetadataValue.json(_plain(attributes(step))),
     }
     if (version := artifact_version(step)) is None:
-        metadata["marin/hash_id"] = step.hash_id
+        metadata[HASH_ID] = step.hash_id
         # Dagster compares the former, which covers everything above the step.
-        metadata["marin/own_hash"] = identity_hash(step.name, step.hash_attrs, [])
+        metadata[OWN_HASH] = identity_hash(step.name, step.hash_attrs, [])
         metadata[NAME_WITH_HASH] = step.name_with_hash
     else:
         # Its hash is in no path and in no version, and would only mislead.
         metadata[ADDRESS] = address(step)
-        metadata["marin/version"] = version
-        metadata["marin/fingerprint"] = data_version(step)
-        metadata["marin/result_type"] = str(step.hash_attrs.get("result_type", ""))
+        metadata[VERSION] = version
+        metadata[FINGERPRINT] = data_version(step)
+        metadata[RESULT_TYPE] = str(step.hash_attrs.get("result_type", ""))
     if (source := adopted_source(step)) is not None:
-        metadata["marin/source"] = source
+        metadata[SOURCE] = source
     elif is_pinned(step):
-        metadata["marin/source"] = step.output_path
+        metadata[SOURCE] = step.output_path
     if resources is not None:
-        metadata["marin/resources"] = dg.MetadataValue.json(resources_dict(resources))
+        metadata[RESOURCES] = dg.MetadataValue.json(resources_dict(resources))
     code = getattr(_written(step)[0], "__code__", None)
     if code is not None:
         with disable_dagster_warnings():  # code references are in beta

@@ -36,7 +36,6 @@ from marin_dagster.events.asset_records import (
 )
 from marin_dagster.events.metadata import (
     CODE_VERSION_TAG,
-    OUTPUT_PATH,
     cut_off,
     hit_facts,
     input_version_tag,
@@ -46,6 +45,7 @@ from marin_dagster.events.metadata import (
     removed,
     sendable,
 )
+from marin_dagster.events.metadata_keys import CACHE, DRIFT, OUTPUT_PATH, OWNER
 from marin_dagster.steps import StepGraph, StepLike
 from marin_dagster.steps.protocol import address, is_external, is_mutable
 from marin_dagster.steps.text import summarize
@@ -277,7 +277,7 @@ def _metadata(
     # Not its size, as in a run: to list one large output could take longer than a tick has.
     facts = hit_facts(hit, record)
     if drift is not None:
-        facts["marin/drift"] = drift.message
+        facts[DRIFT] = drift.message
     return output_metadata(hit.folder, record, facts)
 
 
@@ -313,13 +313,13 @@ def _observation(news: StoreChange, look: LookUp, *, needed: bool) -> dg.AssetOb
     if news.kind is ChangeKind.FAILED:
         return cut_off(news.watched.key, step)
     metadata: dict[str, Any] = {
-        "marin/cache": str(news.kind),
+        CACHE: str(news.kind),
         OUTPUT_PATH: dg.MetadataValue.path(step.output_path),
     }
     match news.kind:
         case ChangeKind.RUNNING:
             owner = sendable(look.owner or "unknown")
-            metadata["marin/owner"] = owner
+            metadata[OWNER] = owner
             said = f"It is being built elsewhere, by {owner}."
         case _:
             said = removed(needed)

@@ -19,13 +19,12 @@ from marin_dagster.cache import CacheState, LookUp, Status
 from marin_dagster.events.asset_records import last_materialization, last_version
 from marin_dagster.events.metadata import (
     CODE_VERSION_TAG,
-    FINISHED_AT,
-    OUTPUT_PATH,
     last_output_path,
     recorded_code_version,
     recorded_version,
     sendable,
 )
+from marin_dagster.events.metadata_keys import FINISHED_AT, OUTPUT_PATH
 from marin_dagster.steps import StepLike
 from marin_dagster.steps.protocol import is_external, is_mutable
 

@@ -16,24 +16,25 @@ from marin_dagster.cache.status import STATUS_FILE
 from marin_dagster.errors import RecordError
 from marin_dagster.events.asset_records import last_materialization
 from marin_dagster.events.bounded_json import bounded_json
+from marin_dagster.events.metadata_keys import (
+    BUILT_AT,
+    BUILT_BY,
+    CACHE,
+    COMMIT,
+    DURATION_S,
+    FINISHED_AT,
+    LAUNCHED_AT,
+    NUMBERS_LEFT_OUT,
+    OUTPUT_PATH,
+    RESULT,
+)
 from marin_dagster.steps import StepLike
 from marin_dagster.steps.attributes import leaves_in
 from marin_dagster.steps.protocol import address, code_version, data_version
 
 CODE_VERSION_TAG = "dagster/code_version"
-OUTPUT_PATH = "marin/output_path"
-NAME_WITH_HASH = "marin/name_with_hash"
-"""A definition's step, unless it is a lazy artifact."""
-ADDRESS = "marin/address"
-"""A definition's lazy artifact: its name and version, which are its folder, too."""
-FINISHED_AT = "marin/finished_at"
-"""When a ``dev`` version was finished, by the store's clock: nothing else tells builds apart."""
-NUMBERS_LEFT_OUT = "marin/numbers_left_out"
-REASON = "marin/reason"
 SERVED = "Nothing ran: the output was finished."
 """The reason of a materialization or observation of what the cache had."""
-RESULT = "marin/result"
-"""What the function returned, when it is more than numbers."""
 
 FAILED_AGAIN = (
     "It is not finished any more: it was begun again, and that attempt failed or was cut off."
@@ -84,7 +85,7 @@ def cut_off(key: dg.AssetKey, step: StepLike) -> dg.AssetObservation:
     return dg.AssetObservation(
         key,
         description=f"{address(step)}: {FAILED_AGAIN}",
-        metadata={"marin/cache": "failed", OUTPUT_PATH: dg.MetadataValue.path(step.output_path)},
+        metadata={CACHE: "failed", OUTPUT_PATH: dg.MetadataValue.path(step.output_path)},
     )
 
 
@@ -112,7 +113,7 @@ def sendable(text: str) -> str:
 def hit_facts(hit: Hit, record: ArtifactRecord | None) -> dict[str, Any]:
     """That an output came from the cache, and who built it, when and from which commit."""
     # No duration: a plot of how long builds take has no place for what took none.
-    return {"marin/cache": "hit", **_built_by(hit, record)}
+    return {CACHE: "hit", **_built_by(hit, record)}
 
 
 def record_of(hit: Hit, log: logging.Logger) -> ArtifactRecord | None:
@@ -129,7 +130,7 @@ def built_in_s(entry: AssetEntry | None) -> float | None:
     """Seconds that the build took which the asset's last materialization tells of."""
     recorded = last_materialization(entry)
     metadata = recorded.metadata if recorded else {}
-    how, seconds = metadata.get("marin/cache"), metadata.get("marin/duration_s")
+    how, seconds = metadata.get(CACHE), metadata.get(DURATION_S)
     if how is None or how.value != "built" or not isinstance(seconds, dg.FloatMetadataValue):
         return None
     return seconds.value
@@ -160,16 +161,16 @@ def removed(needed: bool) -> str:
 def _built_by(hit: Hit, record: ArtifactRecord | None) -> dict[str, Any]:
     provenance = record.provenance if record else None
     if provenance is None:
-        return {"marin/built_by": "unknown (the output has no provenance)"}
-    metadata: dict[str, Any] = {"marin/built_by": provenance.built_by or "unknown"}
+        return {BUILT_BY: "unknown (the output has no provenance)"}
+    metadata: dict[str, Any] = {BUILT_BY: provenance.built_by or "unknown"}
     # The record's own time is that of the launch, the same for every step of a run.
     if (finished := hit.folder.modified(RECORD_FILE)) is not None:
-        metadata["marin/built_at"] = dg.MetadataValue.timestamp(finished)
+        metadata[BUILT_AT] = dg.MetadataValue.timestamp(finished)
     elif provenance.created_at:
-        metadata["marin/launched_at"] = provenance.created_at
+        metadata[LAUNCHED_AT] = provenance.created_at
     if provenance.base_commit:
         changed = " with uncommitted changes" if provenance.dirty else ""
-        metadata["marin/commit"] = provenance.base_commit + changed
+        metadata[COMMIT] = provenance.base_commit + changed
     return metadata
 
 

@@ -23,6 +23,7 @@ from pydantic_core import to_json
 
 from marin_dagster.cache import OutputDir
 from marin_dagster.errors import StoreError
+from marin_dagster.events.metadata_keys import PREVIEW_PREFIX
 
 MAX_FILES = 4
 MAX_BYTES = 128 * 1024
@@ -36,9 +37,6 @@ MAX_DEPTH = 20
 """Of nested JSON: Dagster and the page go into it recursively."""
 MAX_PIXELS = 25_000_000
 """Of a picture: a few bytes can unfold to gigabytes in a browser."""
-
-PREFIX = "marin/preview/"
-"""What the metadata's keys begin with; the file's name follows."""
 
 _PNG = re.compile(rb"\x89PNG\r\n\x1a\n.{4}IHDR(.{4})(.{4})", re.DOTALL)
 _IMAGE = re.compile(r"!\[([^\[\]\n]*)\]\((?:<([^<>\n]+)>|([^()\s]+))\)")
@@ -68,7 +66,7 @@ def previews_of(
         if len(shown) == MAX_FILES:
             break
         try:
-            shown[PREFIX + name] = make(reader, name)
+            shown[PREVIEW_PREFIX + name] = make(reader, name)
         except StoreError as error:
             # One question to a store that does not answer is enough.
             log(f"no more previews: {error}")

@@ -11,12 +11,10 @@ import dagster as dg
 from marin_dagster._compat import ExecutionPlan, PlanExecutionContext
 from marin_dagster.assets.step_op import StepOp
 from marin_dagster.errors import StepError
+from marin_dagster.events.metadata_keys import RUNNER
 from marin_dagster.runners import StepOverride
 from marin_dagster.steps import StepGraph, StepLike
 from marin_dagster.steps.protocol import address
-
-RUNNER_TAG = "marin/runner"
-"""Op tag that names the runner of a step."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +49,7 @@ def steps_of_run(context: PlanExecutionContext, plan: ExecutionPlan) -> dict[str
             if assets_def is not None and assets_def.keys:
                 (key,) = assets_def.keys
                 check = next(iter(assets_def.check_keys), None)
-                found[step.key] = PlannedStep(compute, key, check, step.tags.get(RUNNER_TAG))
+                found[step.key] = PlannedStep(compute, key, check, step.tags.get(RUNNER))
     return found
 
 

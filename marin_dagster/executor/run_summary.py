@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from marin_dagster._compat import DagsterEvent, ExecutionPlan
+from marin_dagster.events.metadata_keys import CACHE
 from marin_dagster.executor.decisions import Decisions
 
 
@@ -26,7 +27,7 @@ class RunSummary:
         if key is None:
             return
         if event.is_step_materialization:
-            how = event.step_materialization_data.materialization.metadata.get("marin/cache")
+            how = event.step_materialization_data.materialization.metadata.get(CACHE)
             if how is not None:
                 (self._built if how.value == "built" else self._served).add(key)
         elif event.is_step_failure:

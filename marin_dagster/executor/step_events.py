@@ -22,16 +22,14 @@ from marin_dagster.cache import Drift, DriftLog
 from marin_dagster.cache.parallel import map_parallel
 from marin_dagster.errors import MarinDagsterError
 from marin_dagster.events.asset_records import asset_entries
-from marin_dagster.events.metadata import OUTPUT_PATH, REASON, SERVED
+from marin_dagster.events.metadata import SERVED
+from marin_dagster.events.metadata_keys import CACHE, DRIFT, OUTPUT_PATH, REASON, STEPS
 from marin_dagster.executor.decisions import Decisions
 from marin_dagster.executor.run_steps import PlannedStep
 from marin_dagster.executor.step_outcomes import RUN, StepOutcome, outcomes_table
 from marin_dagster.steps import StepLike
 from marin_dagster.steps.protocol import address
 from marin_dagster.steps.text import summarize
-
-STEPS = "marin/steps"
-"""What becomes of each step of a run, as a table."""
 
 
 def report_fates(
@@ -155,9 +153,9 @@ def _observe(
         asset_key=served.asset_key,
         metadata={
             OUTPUT_PATH: dg.MetadataValue.path(served.step.output_path),
-            "marin/cache": "hit",
+            CACHE: "hit",
             REASON: SERVED,
-            **({"marin/drift": drift.message} if drift else {}),
+            **({DRIFT: drift.message} if drift else {}),
         },
     )
     yield DagsterEvent.from_step(

@@ -23,6 +23,7 @@ from marin_dagster import (
 )
 from marin_dagster.cache import OutputDir
 from marin_dagster.errors import StoreTimeoutError
+from marin_dagster.events.metadata_keys import PREVIEW_PREFIX
 from marin_dagster.events.previews import (
     _IMAGE,
     MAX_BYTES,
@@ -31,7 +32,6 @@ from marin_dagster.events.previews import (
     MAX_PICTURE_BYTES,
     MAX_ROWS,
     MAX_TEXT_BYTES,
-    PREFIX,
 )
 
 Files = Mapping[str, bytes | str]
@@ -82,9 +82,9 @@ def previews(
     assert event
     assert event.asset_materialization
     return {
-        key.removeprefix(PREFIX): value
+        key.removeprefix(PREVIEW_PREFIX): value
         for key, value in event.asset_materialization.metadata.items()
-        if key.startswith(PREFIX)
+        if key.startswith(PREVIEW_PREFIX)
     }
 
 
@@ -455,6 +455,6 @@ def test_a_long_cell_is_cut(instance: dg.DagsterInstance) -> None:
 def test_text_of_the_result_named_like_a_preview_hides_none(instance: dg.DagsterInstance) -> None:
     def build(output_path: str) -> Any:
         Path(output_path, "a.md").write_text("# Title")
-        return {f"{PREFIX}a.md": 3}
+        return {f"{PREVIEW_PREFIX}a.md": 3}
 
     assert previews(build, instance) == {"a.md": dg.MetadataValue.md("# Title")}

@@ -9,7 +9,8 @@ from helpers.runs import metadata_of
 from helpers.unsteady_proxy import DELETES, Hanging, UnsteadyProxy
 from marin_dagster import MarinIOManager, StepSpec, build_marin_assets
 from marin_dagster.cache import OutputDir, store
-from marin_dagster.events.previews import MAX_TEXT_BYTES, PREFIX
+from marin_dagster.events.metadata_keys import PREVIEW_PREFIX
+from marin_dagster.events.previews import MAX_TEXT_BYTES
 
 FILES = {
     "report.md": b"# Title",
@@ -49,7 +50,7 @@ def after_the_commit(proxy: UnsteadyProxy) -> list[str]:
 
 
 def shown(metadata: dict[str, object]) -> list[str]:
-    return [key.removeprefix(PREFIX) for key in metadata if key.startswith(PREFIX)]
+    return [key.removeprefix(PREVIEW_PREFIX) for key in metadata if key.startswith(PREVIEW_PREFIX)]
 
 
 def test_an_output_is_listed_once_and_only_what_is_shown_is_read(proxy: UnsteadyProxy) -> None:
