@@ -329,12 +329,16 @@ def test_runners_made_in_code(instance: dg.DagsterInstance) -> None:
 
 
 def test_local_and_remote_steps_count_together(instance: dg.DagsterInstance) -> None:
-    mutex, running, most = threading.Lock(), [0], [0]
+    mutex, running, most, full = threading.Lock(), [0], [0], threading.Event()
 
     def enter(*_: Any) -> None:
         with mutex:
             running[0] += 1
             most[0] = max(most[0], running[0])
+            if running[0] == 3:
+                full.set()
+        # Nobody leaves before the limit was reached once; one too many would come in meanwhile.
+        full.wait(step_functions.PATIENCE_S)
         threading.Event().wait(0.05)
         with mutex:
             running[0] -= 1
