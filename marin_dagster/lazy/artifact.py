@@ -1,6 +1,7 @@
-"""``Artifact``: what a lazy step has produced, as the code that uses it sees it; and results that
-step functions read and write themselves."""
+"""``Artifact``: the output of a lazy step, as its consumers load it. Also results that step
+functions read and write themselves."""
 
+import inspect
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Self, TypeVar
@@ -12,6 +13,7 @@ from marin_dagster.cache.record import result_payload
 from marin_dagster.errors import (
     ArtifactTypeMismatchError,
     OutputNotReadyError,
+    ResultError,
     ResultMissingError,
 )
 from marin_dagster.steps.paths import is_relative, join, output_prefix
@@ -19,7 +21,7 @@ from marin_dagster.steps.paths import is_relative, join, output_prefix
 M = TypeVar("M", bound=BaseModel)
 
 _BASE_NAME = "marin.execution.artifact.Artifact"
-"""What Marin records for an artifact without a type of its own; ours mean the same."""
+"""The type that Marin records for an artifact without a class of its own; so do we."""
 
 
 class Artifact(BaseModel):
@@ -32,30 +34,30 @@ class Artifact(BaseModel):
     model_config = ConfigDict(extra="allow", arbitrary_types_allowed=True)
 
     path: str = ""
-    """Where it lies."""
+    """Its folder."""
 
     @cached_property
     def record(self) -> ArtifactRecord | None:
-        """The record at :attr:`path`, read at first use; None when there is none.
+        """The record at :attr:`path`, read at first use; None if there is none.
 
         Raises:
-            RecordError: there is one, but it cannot be read.
+            RecordError: the record cannot be read.
         """
         return read_record(OutputDir.at(self.path))
 
     def result_payload(self) -> dict[str, Any] | None:
-        """What the record keeps: the declared fields but ``path``, as JSON; None without any."""
+        """The JSON to record: the declared fields except ``path``; None if there are none."""
         names = type(self).model_fields.keys() - {"path"}
         return (self.model_dump(mode="json", include=set(names)) or None) if names else None
 
     @classmethod
     def raw_load(cls, source: str) -> Self:
-        """The artifact at an output path, whoever built it, without looking at its status.
+        """Load the artifact at an output path, without checking its status.
 
-        Adopted and pinned data have no record where they lie; then only ``path`` is set.
+        Adopted and pinned data have no record beside them; then only ``path`` is set.
 
         Raises:
-            ArtifactTypeMismatchError: the record is of another type of artifact.
+            ArtifactTypeMismatchError: the record names another type.
             OutputNotReadyError: the recorded fields do not fit this type.
             RecordError: the record cannot be read.
         """
@@ -65,32 +67,65 @@ class Artifact(BaseModel):
         wanted = result_type_name(cls)
         if record.result_type and record.result_type != wanted:
             raise ArtifactTypeMismatchError(
-                f"{source} was recorded as {record.result_type}, not as {wanted}. Load it as that, "
-                "or give the changed type a new version."
+                f"{source} was recorded as {record.result_type}, not as {wanted}. Load it as "
+                f"{record.result_type}, or give the changed type a new version."
             )
         try:
             fields = {**(record.result or {}), "path": source}
-            # The record has field names, whatever aliases a type has for its callers.
+            # The record has field names, even where the type has aliases.
             return cls.model_validate(fields, by_alias=True, by_name=True)
         except ValidationError as error:
-            raise OutputNotReadyError(f"{source}: the record is no {wanted}: {error}") from error
+            raise OutputNotReadyError(
+                f"{source}: the record does not fit {wanted}: {error}"
+            ) from error
 
 
 def result_type_name(kind: type[Any]) -> str:
-    """What a record calls a type of artifact: its module and qualified name."""
+    """A type's name in records: its module and qualified name."""
     return _BASE_NAME if kind is Artifact else f"{kind.__module__}.{kind.__qualname__}"
 
 
-def read_artifact(output_path: str, schema: type[M]) -> M:
-    """The result that the record at an output path holds, as a pydantic model. As Marin's.
+def check_result(result: Any, wanted: type[Any], *, where: str) -> None:
+    """Refuse a result that could not be loaded again: a fixed version would be spoilt by it.
 
     Args:
-        output_path: the step's folder; a relative one is below the prefix.
-        schema: what to validate the result as.
+        result: what the step's function returned.
+        wanted: the type that consumers load.
+        where: the step and its path, for the error.
 
     Raises:
-        TypeError: ``schema`` is no pydantic model.
-        ResultMissingError: there is no record, or one without a result.
+        ResultError: the result is neither None nor an instance of ``wanted``.
+    """
+    if inspect.iscoroutine(result) or inspect.isgenerator(result):
+        result.close()
+        raise ResultError(f"{where}: its function is async or a generator, so it never ran.")
+    if result is not None and not hasattr(result, "result_payload"):
+        raise ResultError(
+            f"{where}: its function returned {result!r:.80}. Return None, or an instance of "
+            f"{wanted.__qualname__}."
+        )
+    if isinstance(result, type) or (result is not None and not isinstance(result, wanted)):
+        returned = (
+            f"the class {result.__qualname__} itself"
+            if isinstance(result, type)
+            else f"a {type(result).__qualname__}"
+        )
+        raise ResultError(
+            f"{where}: its function returned {returned}. Return None, or an instance of "
+            f"{wanted.__qualname__}, the type that consumers load."
+        )
+
+
+def read_artifact(output_path: str, schema: type[M]) -> M:
+    """The recorded result of a step, as a pydantic model. Same signature as Marin's.
+
+    Args:
+        output_path: the step's folder, absolute or relative to the prefix.
+        schema: the model to validate the result with.
+
+    Raises:
+        TypeError: ``schema`` is not a pydantic model.
+        ResultMissingError: there is no record, or it has no result.
         OutputNotReadyError: the result does not fit the model.
         RecordError: the record cannot be read.
         StoreError: the store refused.
@@ -101,21 +136,21 @@ def read_artifact(output_path: str, schema: type[M]) -> M:
     record = read_record(OutputDir.at(path))
     if record is None or record.result is None:
         raise ResultMissingError(
-            f"{path}: there is no record with a result. Build the step that writes it, or have its "
+            f"{path}: there is no record with a result. Build the step that writes it, and let its "
             "function return the result or write it with write_artifact."
         )
     return record.typed_result(schema, where=path)
 
 
 def write_artifact(value: Any, output_path: str) -> None:
-    """Write a record with nothing but a result, for :func:`read_artifact`. As Marin's.
+    """Write a record with only a result, for :func:`read_artifact`. Same signature as Marin's.
 
     Args:
         value: a dictionary, a dataclass or a pydantic model.
-        output_path: the step's folder; a relative one is below the prefix.
+        output_path: the step's folder, absolute or relative to the prefix.
 
     Raises:
-        ResultError: a record cannot hold the value.
+        ResultError: the value cannot be recorded.
         StoreError: the store refused.
     """
     path = _absolute(output_path)
@@ -125,7 +160,7 @@ def write_artifact(value: Any, output_path: str) -> None:
 
 @dataclass(frozen=True)
 class _Output:
-    """What an error names."""
+    """The step that an error names."""
 
     name_with_hash: str
     output_path: str

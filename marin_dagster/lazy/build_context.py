@@ -1,4 +1,4 @@
-"""The context in which builders leave versions out, as in Marin."""
+"""Contexts that give handles their versions. The names are Marin's."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -11,17 +11,17 @@ from marin_dagster.steps.versions import check_version
 
 @dataclass(frozen=True)
 class VersionCodex:
-    """Which version an artifact has when its builder says none.
+    """The versions of artifacts that are created without one.
 
     Raises:
-        VersionError: the default, or one of the overrides, is no version.
+        VersionError: the default or an override is not a valid version.
     """
 
     default: str
-    """For every name without an override."""
+    """The version of every name without an override."""
     overrides: Mapping[str, str] = field(default_factory=dict)
-    """For single names."""
-    _asked: set[str] = field(default_factory=set, init=False, repr=False, compare=False)
+    """Versions by name."""
+    _used: set[str] = field(default_factory=set, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         check_version(self.default)
@@ -33,17 +33,17 @@ class VersionCodex:
 
     def version_for(self, name: str) -> str:
         """The version for ``name``."""
-        self._asked.add(name)
+        self._used.add(name)
         return self.overrides.get(name, self.default)
 
     def unused_overrides(self) -> frozenset[str]:
-        """Names with an override that nobody has asked for, probably misspelt."""
-        return frozenset(self.overrides.keys() - self._asked)
+        """Overrides that no artifact has used; their names are probably misspelt."""
+        return frozenset(self.overrides.keys() - self._used)
 
 
 @dataclass(frozen=True)
 class BuildContext:
-    """What holds for all handles that are made inside it."""
+    """Settings for all handles that are created inside :func:`build_context`."""
 
     versions: VersionCodex
 
@@ -53,7 +53,7 @@ _current: ContextVar[BuildContext | None] = ContextVar("marin_dagster_build_cont
 
 @contextmanager
 def build_context(context: BuildContext) -> Iterator[BuildContext]:
-    """Handles that are made in this context may leave their version out. Contexts nest."""
+    """Handles created in this context may omit their version. Contexts nest."""
     token = _current.set(context)
     try:
         yield context
@@ -67,17 +67,17 @@ def current_build_context() -> BuildContext | None:
 
 
 def resolve_version(name: str, version: str | None) -> str:
-    """``version``, else what the current :func:`build_context` says for ``name``.
+    """``version``, else the version for ``name`` in the current :func:`build_context`.
 
     Raises:
-        VersionError: neither says one.
+        VersionError: there is neither.
     """
     if version is not None:
         return version
     context = current_build_context()
     if context is None:
         raise VersionError(
-            f"artifact {name!r} has no version. Give version=, or make it inside "
+            f"artifact {name!r} has no version. Pass version=, or create it inside "
             "build_context(BuildContext(VersionCodex(default=…)))."
         )
     return context.versions.version_for(name)

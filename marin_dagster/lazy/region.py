@@ -1,4 +1,4 @@
-"""In which cloud region this process runs, as Marin finds it out."""
+"""The cloud region of this process, detected as Marin does."""
 
 import os
 import re
@@ -6,7 +6,7 @@ import urllib.request
 from urllib.parse import urlparse
 
 HOST_VARIABLE = "GCE_METADATA_HOST"
-"""Environment variable of Google's libraries: where the metadata server is."""
+"""Environment variable of Google's libraries: the metadata server's host."""
 
 _HOST = "metadata.google.internal"
 _TIMEOUT_S = 2.0
@@ -17,7 +17,7 @@ _found: dict[str, str] = {}
 def find_region(prefix: str) -> str | None:
     """The region of the Google Cloud instance that this process runs on, else of the prefix.
 
-    Mirrors Marin's order. Waits up to 2 seconds for a metadata server, until one has answered.
+    Mirrors Marin's order. Waits up to 2 seconds for a metadata server; its answer is kept.
 
     Args:
         prefix: storage prefix; ``gs://marin-us-central1/…`` is in ``us-central1``.
@@ -42,7 +42,7 @@ def _region_of_instance() -> str | None:
             f"http://{host}/computeMetadata/v1/instance/zone",
             headers={"Metadata-Flavor": "Google"},
         )
-        # Never through a proxy, which would answer for its own instance.
+        # Not through a proxy: it would get the region of its own instance.
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         try:
             with opener.open(request, timeout=_TIMEOUT_S) as answer:

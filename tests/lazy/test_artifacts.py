@@ -94,4 +94,4 @@ def test_adopted_data_that_is_missing_is_a_file_not_found(tmp_path: Path) -> Non
 
     assert isinstance(raised.value.__cause__, FileNotFoundError)
     assert isinstance(raised.value.__cause__, AdoptedDataMissingError)
-    assert "there is nothing" in str(raised.value.__cause__)
+    assert "does not exist" in str(raised.value.__cause__)

@@ -153,7 +153,7 @@ def test_the_contexts_take_what_marins_take() -> None:
     )
     assert (run.is_fingerprint, fingerprint.is_fingerprint) == (False, True)
     for context in (run, fingerprint):
-        with pytest.raises(UndeclaredDependencyError, match="the step asks for"):
+        with pytest.raises(UndeclaredDependencyError, match="the step uses"):
             context.artifact_path(handle("other"))
 
 
@@ -172,7 +172,7 @@ def test_a_dependency_must_be_declared_to_be_asked_for() -> None:
     raw, other = handle("raw"), handle("other")
     asking = handle("asks", build_config=lambda context: context.artifact_path(other), deps=[raw])
 
-    with pytest.raises(UndeclaredDependencyError, match=rf"asks@{V} asks for other@{V}"):
+    with pytest.raises(UndeclaredDependencyError, match=rf"asks@{V} uses other@{V}"):
         lower(asking)
 
 
@@ -228,7 +228,7 @@ def test_an_expected_fingerprint_is_held_to() -> None:
     good = handle().fingerprint()
 
     lower(handle(expected_fingerprint=good))
-    with pytest.raises(FingerprintMismatchError, match=rf"{good}, and it expects 00000000"):
+    with pytest.raises(FingerprintMismatchError, match=rf"{good}, but it expects 00000000"):
         lower(handle(expected_fingerprint="00000000"))
 
 
@@ -286,7 +286,7 @@ def test_inputs_become_dependencies_paths_and_literals(store: Path) -> None:
 
 
 def test_inputs_that_the_function_cannot_take_are_refused() -> None:
-    with pytest.raises(InputsError, match=r"'raw': write cannot take its inputs: .*wrong"):
+    with pytest.raises(InputsError, match=r"'raw': write does not accept its inputs: .*wrong"):
         apply("raw", write, version=V, output_path=OUT, wrong=1)
 
 
@@ -397,7 +397,7 @@ def test_nothing_is_built_into_a_pin(tmp_path: Path) -> None:
 
     assert is_pinned(step)
     assert is_external(step)
-    with pytest.raises(AdoptedDataMissingError, match="Nothing is built into a pin"):
+    with pytest.raises(AdoptedDataMissingError, match="no run builds a pin"):
         build(pinned)
     assert (tmp_path / "pinned" / "precious.txt").read_text() == "data"
 
@@ -477,7 +477,7 @@ def test_an_artifact_is_loaded_as_what_it_was_recorded_as(store: Path) -> None:
     assert Tokens.raw_load(path).count == 1
     file = Path(path, ".artifact.json")
     file.write_text(file.read_text().replace('"count": 1', '"count": "many"'))
-    with pytest.raises(OutputNotReadyError, match=r"is no test_handles\.Tokens"):
+    with pytest.raises(OutputNotReadyError, match=r"does not fit test_handles\.Tokens"):
         Tokens.raw_load(path)
 
 

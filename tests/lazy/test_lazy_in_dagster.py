@@ -240,7 +240,7 @@ def test_adopted_data_that_is_missing_fails_its_readers(
     run = run_job(build_definitions([handle("tokens", sources=[adopted])]), instance)
 
     assert not run.success
-    assert "there is nothing" in run.error("tokens")
+    assert "does not exist" in run.error("tokens")
     assert calls == []
 
 
