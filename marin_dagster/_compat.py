@@ -47,6 +47,7 @@ from dagster._utils.cached_method import cached_method
 from dagster._utils.interrupts import capture_interrupts
 from dagster._utils.warnings import disable_dagster_warnings
 from dagster_shared.error import SerializableErrorInfo
+from dagster_shared.libraries import DagsterLibraryRegistry
 
 __all__ = [
     "DISALLOWED_NAMES",
@@ -62,6 +63,7 @@ __all__ = [
     "ComputeLogManager",
     "DagsterEvent",
     "DagsterEventType",
+    "DagsterLibraryRegistry",
     "EngineEventData",
     "ExecuteRunWithPlanIterable",
     "ExecutionPlan",

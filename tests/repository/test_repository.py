@@ -3,7 +3,10 @@
 import re
 import subprocess
 import sys
+import tomllib
+from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import dagster as dg
 import pytest
@@ -12,7 +15,17 @@ from helpers.runs import run_job
 from marin_dagster import StepSpec
 
 ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted(ROOT.glob("docs/*.md"))]
+README = (ROOT / "README.md").read_text()
+PYPROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())
+REPOSITORY: str = PYPROJECT["project"]["urls"]["Repository"]
 MAX_LINES = 350
+
+
+def anchors(page: str) -> set[str]:
+    """Links to the headings of a page, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.*)$", page, re.MULTILINE)
+    return {"#" + re.sub(r"[^\w -]", "", head).lower().replace(" ", "-") for head in headings}
 
 
 def test_the_graph_in_the_readme_works_when_pasted(tmp_path: Path) -> None:
@@ -63,14 +76,53 @@ def test_the_workspace_opens_from_any_folder(tmp_path: Path) -> None:
 
 
 def test_the_pictures_in_the_readme_are_there_small_and_described() -> None:
-    tags = re.findall(r"<img\s[^>]*>|!\[[^\]]*\]\([^)]*\)", (ROOT / "README.md").read_text())
+    tags = re.findall(r"<img\s[^>]*>|!\[[^\]]*\]\([^)]*\)", README)
     shown = [re.search(r'src="([^"]+)"[^>]*alt="([^"]+)"', tag) for tag in tags]
     assert len(shown) == 2
     assert None not in shown
     for found in filter(None, shown):
-        picture = ROOT / found[1]
+        picture = ROOT / found[1].removeprefix(f"{REPOSITORY}/raw/main/")
         assert picture.read_bytes().startswith(b"\x89PNG")
         assert picture.stat().st_size < 150_000
+
+
+def test_links_in_the_readme_work_on_a_page_outside_the_repository() -> None:
+    links = re.findall(r'\]\(([^)\s]+)\)|src="([^"]+)"', README)
+    assert links
+    for link in (first or second for first, second in links):
+        assert link.startswith(("https://", "#")), link
+        if link.startswith("#"):
+            assert link in anchors(README)
+        elif link.startswith(REPOSITORY):
+            kind, _, path = link.removeprefix(f"{REPOSITORY}/").partition("/main/")
+            assert kind in ("blob", "raw", "tree"), link
+            assert ROOT.joinpath(path.partition("#")[0]).exists(), link
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_between_pages_lead_somewhere(page: Path) -> None:
+    for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
+        path, _, anchor = link.partition("#")
+        if "://" not in link:
+            target = page.parent / path if path else page
+            assert target.exists(), link
+            assert not anchor or f"#{anchor}" in anchors(target.read_text()), link
+
+
+def test_the_source_distribution_has_only_what_its_list_names() -> None:
+    listed = PYPROJECT["tool"]["hatch"]["build"]["targets"]["sdist"]["include"]
+    # Patterns as in .gitignore: without the slash, README.md is also example_project/README.md.
+    assert all(pattern.startswith("/") for pattern in listed)
+    assert all(ROOT.joinpath(pattern[1:]).exists() for pattern in listed)
+
+
+def test_the_version_has_its_changes_and_dagster_knows_it() -> None:
+    assert f"## [{PYPROJECT['project']['version']}]" in (ROOT / "CHANGELOG.md").read_text()
+    code = "import dagster as dg; import marin_dagster; marin_dagster.{}; "
+    code += "print(dg.DagsterLibraryRegistry.get()['marin-dagster'])"
+    for name in ("build_marin_assets", "marin_executor"):
+        registered = subprocess.check_output([sys.executable, "-c", code.format(name)], text=True)
+        assert registered.strip() == version("marin-dagster")
 
 
 @pytest.mark.parametrize(
