@@ -462,3 +462,6 @@ def test_dagster_can_load_the_project(prefix: str, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(sys, "path", list(sys.path))
     defs = runpy.run_path(str(PROJECT / "definitions.py"))["defs"]
     assert isinstance(defs, dagster.Definitions)
+    for asset in defs.assets:
+        assert isinstance(asset, dagster.AssetsDefinition)
+        assert asset.node_def.retry_policy.max_retries == 2
