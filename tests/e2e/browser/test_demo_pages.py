@@ -10,6 +10,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from helpers.dagster_server import DagsterServer, running_server, wait_until
+from language_reference.steps import build_steps
 
 ROOT = Path(__file__).parents[3]
 SETTINGS = (ROOT / "scripts" / "demo-instance.yaml").read_text()
@@ -48,6 +49,22 @@ def test_the_history_of_the_job_has_the_demos_run(
 
     expect(page.get_by_role("link", name=demo_run[:8])).to_be_visible()
     expect(page.get_by_text("Success", exact=True)).to_be_visible()
+
+
+def test_every_check_has_passed_for_the_output_of_the_demos_run(
+    page: Page, server: DagsterServer, demo_run: str
+) -> None:
+    nodes = server.query(
+        """{ assetNodes { assetKey { path } assetChecksOrError { ... on AssetChecks {
+          checks { name executionForLatestMaterialization { status } } } } } }"""
+    )["assetNodes"]
+    # What the lineage counts: "1 / 1" of these have passed.
+    assert [node["assetChecksOrError"]["checks"] for node in nodes] == [
+        [{"name": "cache_integrity", "executionForLatestMaterialization": {"status": "SUCCEEDED"}}]
+    ] * len(build_steps())
+
+    page.goto(f"{server.url}/assets/report?view=checks")
+    expect(page.get_by_text("Passed", exact=True)).to_be_visible()
 
 
 def test_automation_has_a_schedule_and_the_cache_sensor_which_is_on(
