@@ -6,16 +6,11 @@ from functools import cache
 import dagster as dg
 
 from marin_dagster._compat import cached_method
-from marin_dagster.assets.build import (
-    DEFAULT_IO_MANAGER_KEY,
-    Steps,
-    asset_specs,
-    graph_of,
-    step_assets,
-)
+from marin_dagster.assets.build import build_marin_assets
 from marin_dagster.assets.io_manager import MarinIOManager
+from marin_dagster.assets.marin_graph import MarinGraph, Steps
 from marin_dagster.assets.translator import DagsterMarinTranslator
-from marin_dagster.automation.cache_sensor import cache_sensor_of
+from marin_dagster.automation.cache_sensor import build_marin_cache_sensor
 from marin_dagster.automation.schedule import DEFAULT_JOB_NAME, build_marin_schedule
 from marin_dagster.executor import build_marin_executor
 from marin_dagster.runners import Runner
@@ -77,7 +72,10 @@ def build_definitions(
         executor: instead of :data:`marin_executor`.
         runners: engines for steps with resources, made in code, by name; those of the run's config
             come beside them. Not together with ``executor``.
-        job_name: name of the job over all steps.
+        job_name: name of the job over all steps. Results with different job names merge, unless
+            two of their asset keys differ only in characters that op names write as ``_``
+            (``a-b`` and ``a.b``): Dagster then reports conflicting node definitions. Give one
+            of them other keys, such as a prefix, with a translator.
         schedule: cron expression, in UTC, of a schedule ``<job_name>_schedule`` that runs what the
             cache does not have. For a time zone, config or tags, see
             :func:`build_marin_schedule`.
@@ -97,10 +95,8 @@ def build_definitions(
     """
     if executor is not None and runners:
         raise ValueError("runners belong to an executor: give them to build_marin_executor.")
-    graph = graph_of(steps)
-    translator = translator or DagsterMarinTranslator()
-    specs = asset_specs(graph, translator, group_name)
-    assets = step_assets(graph, specs, translator, checks=checks, retry_policy=retry_policy)
+    marin = MarinGraph.of(steps, translator=translator, group_name=group_name)
+    assets = build_marin_assets(marin, checks=checks, retry_policy=retry_policy)
     executor_def = executor or build_marin_executor(max_concurrent, runners=runners)
     built = [asset.key for asset in assets if isinstance(asset, dg.AssetsDefinition)]
     jobs, schedules = [], []
@@ -114,16 +110,13 @@ def build_definitions(
             )
         )
     if built and schedule is not None:
-        schedules.append(
-            build_marin_schedule(graph, schedule, job_name=job_name, translator=translator)
-        )
+        schedules.append(build_marin_schedule(marin, schedule, job_name=job_name))
     sensors = []
     if cache_sensor:
-        name = f"{job_name}_cache_sensor"
-        sensors.append(cache_sensor_of(graph, specs, name=name))
+        sensors.append(build_marin_cache_sensor(marin, name=f"{job_name}_cache_sensor"))
     return MarinDefinitions(
         assets=assets,
-        resources={DEFAULT_IO_MANAGER_KEY: _default_io_manager()},
+        resources={marin.io_manager_key: _default_io_manager()},
         jobs=jobs,
         schedules=schedules,
         sensors=sensors,

@@ -6,13 +6,11 @@ from typing import Any
 
 import dagster as dg
 
-from marin_dagster.assets.build import Steps, asset_keys, graph_of
 from marin_dagster.assets.integrity_check import CHECK_NAME, check_spec, evaluate
-from marin_dagster.assets.op_names import op_name
+from marin_dagster.assets.marin_graph import MarinGraph, Steps
 from marin_dagster.assets.translator import DagsterMarinTranslator
 from marin_dagster.events.asset_records import asset_entries
 from marin_dagster.steps import StepGraph, StepLike
-from marin_dagster.steps.protocol import is_external
 
 
 def build_marin_checks(
@@ -40,21 +38,21 @@ def build_marin_checks(
     Raises:
         GraphError: the graph is wrong; see :meth:`StepGraph.from_steps`.
     """
-    graph = graph_of(steps)
-    keys = asset_keys(graph, translator or DagsterMarinTranslator())
-    # An op for each: in a run that materializes, too, a check is left out when its step fails, and
-    # one that shared its op would be left out with it.
+    marin = MarinGraph.of(steps, translator=translator)
+    # An op for each: in a run that also materializes, Dagster leaves a check out when its step
+    # fails, and would leave out every check that shares its op.
     return [
-        _check(keys[path], step, graph)
-        for path, step in graph.steps.items()
-        if not is_external(step)
+        _check(marin.keys[path], name, marin.graph.steps[path], marin.graph)
+        for path, name in marin.op_names.items()
     ]
 
 
-def _check(key: dg.AssetKey, step: StepLike, graph: StepGraph) -> dg.AssetChecksDefinition:
+def _check(
+    key: dg.AssetKey, op_name: str, step: StepLike, graph: StepGraph
+) -> dg.AssetChecksDefinition:
     op = dg.OpDefinition(
-        # Three underscores are in no name of a step's op.
-        name=f"{op_name(key)}___{CHECK_NAME}",
+        # No name of a step's op has three underscores in a row.
+        name=f"{op_name}___{CHECK_NAME}",
         compute_fn=IntegrityOp(step, graph),
         ins={"asset": dg.In(dg.Nothing)},
         outs={CHECK_NAME: dg.Out(dg.Nothing, is_required=False)},

@@ -1,13 +1,15 @@
-"""Names of ops, which are Dagster's step keys: readable, and a different one for each asset key.
+"""Names of ops, which are Dagster's step keys: readable, and one for each asset key of a graph.
 
-An op's name holds letters, digits and underscores only. What else is in a key is spelled out:
-``models/ngram-4`` becomes ``models__ngram_dash_4``. The name depends on the key alone, so that
-graphs merge and runs can be compared; the key can be read back from it, so that no two keys share
-a name.
+An op's name holds letters, digits and underscores only. ``models/llama-3.1-8b`` becomes
+``models__llama_3_1_8b``. Only where two keys of one graph would share such a plain name is it
+spelled out, ``models__llama_dash_3_dot_1_dash_8b``; a key can be read back from its spelled-out
+name, so that no two keys share one.
 """
 
 import keyword
 import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
 
 import dagster as dg
 
@@ -20,21 +22,43 @@ _CHARACTERS = {word: char for char, word in _WORDS.items()}
 _TOKEN = re.compile(r"_(?:dash|dot|under|slash)_|_u([0-9a-f]+)_|__|.", re.DOTALL)
 
 
-def op_name(key: dg.AssetKey) -> str:
-    """The name of the op of an asset's step. It never has three underscores in a row.
+def op_names(keys: Iterable[dg.AssetKey]) -> Mapping[dg.AssetKey, str]:
+    """The op's name for each asset key of one graph; their order does not matter.
+
+    The plain name joins the key's parts by two underscores and has ``_`` for every character that
+    is not a letter or a digit. A key has its spelled-out name instead when another key of the graph
+    could have the same name, or when Dagster or Python reserve the plain name (``class``). No name
+    has three underscores in a row.
+    """
+    names = {key: (_plain(key), _spelled_out(key)) for key in dict.fromkeys(keys)}
+    claims = Counter(name for both in names.values() for name in set(both))
+    return {
+        key: spelled if claims[plain] > 1 or "___" in plain or _is_reserved(plain) else plain
+        for key, (plain, spelled) in names.items()
+    }
+
+
+def _plain(key: dg.AssetKey) -> str:
+    return _BETWEEN_PARTS.join(re.sub(r"[^A-Za-z0-9]", "_", part) for part in key.path)
+
+
+def _spelled_out(key: dg.AssetKey) -> str:
+    """A name that stands for this key alone.
 
     The parts of the key are joined by two underscores. ``-`` becomes ``_dash_``, ``.`` becomes
     ``_dot_``, and any other character its code point, such as ``_u3d_`` for ``=``. Underscores stay
     as they are, unless the name could then be another key's (``x__y`` beside ``x/y``): then each
-    becomes ``_under_``, and a slash ``_slash_``. What Dagster or Python reserve (``class``) gets
-    two underscores at its end.
+    becomes ``_under_``, and a slash ``_slash_``. A reserved name gets two underscores at its end.
     """
     name = _BETWEEN_PARTS.join(_spelled(part, r"[^A-Za-z0-9_]") for part in key.path)
     if "___" in name or _read(name) != list(key.path):
         name = _SLASH.join(_spelled(part, r"[^A-Za-z0-9]") for part in key.path)
-    # Two underscores begin a part, and no part is empty: this is no other key's name.
-    reserved = name in DISALLOWED_NAMES or keyword.iskeyword(name)
-    return name + _BETWEEN_PARTS if reserved else name
+    # Two underscores begin a part, and no part is empty: no other key has this name.
+    return name + _BETWEEN_PARTS if _is_reserved(name) else name
+
+
+def _is_reserved(name: str) -> bool:
+    return name in DISALLOWED_NAMES or keyword.iskeyword(name)
 
 
 def _spelled(part: str, unwanted: str) -> str:
@@ -42,7 +66,7 @@ def _spelled(part: str, unwanted: str) -> str:
 
 
 def _read(name: str) -> list[str]:
-    """The parts of the key that a name stands for, read from left to right."""
+    """The parts of the key whose spelled-out name this is, read from left to right."""
     parts = [""]
     for token in _TOKEN.finditer(name):
         if token[0] in (_BETWEEN_PARTS, _SLASH):

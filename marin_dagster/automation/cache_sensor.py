@@ -13,8 +13,8 @@ from typing import Any
 
 import dagster as dg
 
-from marin_dagster.assets.build import DEFAULT_IO_MANAGER_KEY, Steps, asset_specs, graph_of
 from marin_dagster.assets.io_manager import cache_of
+from marin_dagster.assets.marin_graph import DEFAULT_IO_MANAGER_KEY, MarinGraph, Steps
 from marin_dagster.assets.translator import DagsterMarinTranslator
 from marin_dagster.automation.store_changes import (
     ASSUMED_VERSION,
@@ -105,52 +105,33 @@ def build_marin_cache_sensor(
 
     A tick fails with :class:`MarinDagsterError` when the store tells nothing of any step.
     """
-    graph = graph_of(steps)
-    return cache_sensor_of(
-        graph,
-        asset_specs(graph, translator or DagsterMarinTranslator()),
-        name=name,
-        io_manager_key=io_manager_key,
-        minimum_interval_seconds=minimum_interval_seconds,
-        default_status=default_status,
-    )
-
-
-def cache_sensor_of(
-    graph: StepGraph,
-    specs: Mapping[str, dg.AssetSpec],
-    *,
-    name: str,
-    io_manager_key: str = DEFAULT_IO_MANAGER_KEY,
-    minimum_interval_seconds: int = _INTERVAL_S,
-    default_status: dg.DefaultSensorStatus = dg.DefaultSensorStatus.RUNNING,
-) -> dg.SensorDefinition:
-    """The sensor of a graph whose specs are made; see :func:`build_marin_cache_sensor`."""
-    watched = _watched(graph, specs)
+    marin = MarinGraph.of(steps, translator=translator, io_manager_key=io_manager_key)
+    resource_key = marin.io_manager_key
+    watched = _watched(marin)
 
     @dg.sensor(
         name=name,
         minimum_interval_seconds=minimum_interval_seconds,
         default_status=default_status,
-        required_resource_keys={io_manager_key},
+        required_resource_keys={resource_key},
         description="Reports what others built, build and removed in the store of Marin's steps.",
     )
     def cache_sensor(context: dg.SensorEvaluationContext) -> dg.SensorResult:
-        cache = cache_of(context.resources, io_manager_key, f"sensor {name!r}")
-        return _tick(context, cache, graph, watched)
+        cache = cache_of(context.resources, resource_key, f"sensor {name!r}")
+        return _tick(context, cache, marin.graph, watched)
 
     return cache_sensor
 
 
-def _watched(graph: StepGraph, specs: Mapping[str, dg.AssetSpec]) -> Sequence[WatchedStep]:
-    steps = {specs[path].key: step for path, step in graph.steps.items()}
+def _watched(marin: MarinGraph) -> Sequence[WatchedStep]:
+    steps = {marin.keys[path]: step for path, step in marin.graph.steps.items()}
     return [
         WatchedStep(
             step,
-            specs[path].key,
-            {dep.asset_key: steps.get(dep.asset_key) for dep in specs[path].deps},
+            marin.keys[path],
+            {dep.asset_key: steps.get(dep.asset_key) for dep in marin.specs[path].deps},
         )
-        for path, step in graph.steps.items()
+        for path, step in marin.graph.steps.items()
     ]
 
 

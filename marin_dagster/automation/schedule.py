@@ -7,8 +7,8 @@ from typing import Any
 
 import dagster as dg
 
-from marin_dagster.assets.build import DEFAULT_IO_MANAGER_KEY, Steps, asset_keys, graph_of
 from marin_dagster.assets.io_manager import cache_of
+from marin_dagster.assets.marin_graph import DEFAULT_IO_MANAGER_KEY, MarinGraph, Steps
 from marin_dagster.assets.translator import DagsterMarinTranslator
 from marin_dagster.cache import CacheState
 from marin_dagster.cache.plan import CachePlan, blocked_message, plan_from_cache
@@ -67,14 +67,14 @@ def build_marin_schedule(
         GraphError: the graph is wrong; see :meth:`StepGraph.from_steps`.
         CollisionError: also when two steps have one asset key.
     """
-    graph = graph_of(steps)
-    keys = asset_keys(graph, translator or DagsterMarinTranslator())
+    marin = MarinGraph.of(steps, translator=translator, io_manager_key=io_manager_key)
+    graph, keys, resource_key = marin.graph, marin.keys, marin.io_manager_key
     schedule_name = name or f"{job_name}_schedule"
     buildable = {keys[path]: path for path, step in graph.steps.items() if not is_external(step)}
 
     def evaluate(context: dg.ScheduleEvaluationContext) -> dg.RunRequest | dg.SkipReason:
         asking = f"schedule {schedule_name!r}"
-        cache = cache_of(context.resources, io_manager_key, asking)
+        cache = cache_of(context.resources, resource_key, asking)
         selected = _selected(context, job_name, buildable, asking)
         seen = plan_from_cache(cache, graph, selected=selected)
         _check_store(seen, asking)
@@ -102,7 +102,7 @@ def build_marin_schedule(
         execution_timezone=execution_timezone,
         default_status=default_status,
         description="Runs the steps that are not in the cache.",
-        required_resource_keys={io_manager_key},
+        required_resource_keys={resource_key},
     )
 
 

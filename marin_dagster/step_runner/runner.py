@@ -16,10 +16,8 @@ from typing import Any
 import dagster as dg
 
 from marin_dagster._compat import InMemoryJob, capture_interrupts, execute_run
-from marin_dagster.assets.build import asset_keys
 from marin_dagster.assets.io_manager import StepOutput
-from marin_dagster.assets.op_names import op_name
-from marin_dagster.assets.translator import DagsterMarinTranslator
+from marin_dagster.assets.marin_graph import MarinGraph
 from marin_dagster.cache import DriftLog, OutputDir, StepCache, read_record, read_status
 from marin_dagster.cache.plan import plan_from_cache
 from marin_dagster.cache.status import Status
@@ -234,12 +232,12 @@ class StepRunner:
             stop=call.stop,
         )
         config = {"execution": {"config": call.execution}, "loggers": _LOGGERS}
-        definitions = build_definitions(graph, executor=executor, job_name=_JOB, checks=False)
+        marin = MarinGraph.of(graph)
+        definitions = build_definitions(marin, executor=executor, job_name=_JOB, checks=False)
         if any(not is_external(step) for step in graph.steps.values()):
             with self._recording() as instance:
                 call.errors += _run(definitions, instance, config, failures)
-        keys = asset_keys(graph, DagsterMarinTranslator())
-        call.failed.update(path for path, key in keys.items() if failures.get(op_name(key)))
+        call.failed.update(path for path, name in marin.op_names.items() if failures.get(name))
 
     def _runners(self) -> dict[str, Runner]:
         client = self.fray_client
