@@ -1,5 +1,6 @@
 """The public names are exactly these; adding or removing one is a decision, not an accident."""
 
+import ast
 import inspect
 
 import pytest
@@ -8,7 +9,6 @@ import marin_dagster
 from marin_dagster import errors
 
 PUBLIC = [
-    "OUT",
     "Artifact",
     "ArtifactRecord",
     "ArtifactStep",
@@ -17,6 +17,7 @@ PUBLIC = [
     "MarinDagsterError",
     "MarinDagsterWarning",
     "MarinIOManager",
+    "OUT",
     "RemoteCallable",
     "ResourceConfig",
     "StepCache",
@@ -50,6 +51,23 @@ PUBLIC = [
 def test_the_public_names_are_these() -> None:
     assert marin_dagster.__all__ == PUBLIC
     assert set(PUBLIC) <= set(dir(marin_dagster))
+
+
+def test_type_checkers_see_the_public_names_where_they_are_at_run_time() -> None:
+    tree = ast.parse(inspect.getsource(marin_dagster))
+    [block] = [node for node in tree.body if isinstance(node, ast.If)]
+    imported = {
+        alias.asname: f"{node.module}.{alias.name}"
+        for node in block.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+
+    # Only a name that is imported as itself is exported.
+    assert sorted(imported, key=str) == PUBLIC
+    assert imported == {
+        name: f"marin_dagster.{module}.{name}" for name, module in marin_dagster._HOMES.items()
+    }
 
 
 @pytest.mark.parametrize("name", PUBLIC)
