@@ -11,6 +11,7 @@ import base64
 import csv
 import io
 import json
+import math
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -19,7 +20,7 @@ from typing import Any
 from urllib.parse import unquote
 
 import dagster as dg
-from pydantic_core import to_json
+from pydantic_core import from_json, to_json
 
 from marin_dagster.cache import OutputDir
 from marin_dagster.errors import StoreError
@@ -42,9 +43,8 @@ _PNG = re.compile(rb"\x89PNG\r\n\x1a\n.{4}IHDR(.{4})(.{4})", re.DOTALL)
 _IMAGE = re.compile(r"!\[([^\[\]\n]*)\]\((?:<([^<>\n]+)>|([^()\s]+))\)")
 """An image in Markdown; its path in angle brackets, or bare. No part holds what one begins with, so
 that none reads on where another image may begin: a search takes time linear in the text."""
-_INTEGER = re.compile(r"-?(0|[1-9]\d{0,14})")
-"""Of at most 15 digits, which a browser's numbers hold; ``007`` is a name."""
-_NUMBER = re.compile(r"-?(0|[1-9]\d{0,14})(\.\d{1,15})?([eE][+-]?\d{1,2})?")
+_MAX_INTEGER = 10**15
+"""Integers that a browser's numbers hold; longer digits are a name."""
 
 
 def previews_of(
@@ -213,11 +213,20 @@ def _titles(head: list[str], width: int) -> list[str]:
 
 
 def _typed(cells: list[str]) -> tuple[str, list[str | int | float | None]]:
-    filled = [cell.strip() for cell in cells if cell.strip()]
-    for kind, convert, shape in (("int", int, _INTEGER), ("float", float, _NUMBER)):
-        if filled and all(shape.fullmatch(cell) for cell in filled):
-            return kind, [convert(cell) if cell.strip() else None for cell in cells]
-    return "string", [_short(cell) for cell in cells]
+    """The type and the values of a column: numbers when each cell is a number of JSON (``007`` is a
+    name), else text."""
+    try:
+        values = {cell: from_json(cell, allow_inf_nan=False) for cell in cells if cell.strip()}
+    except ValueError:
+        values = {}
+    kinds = {type(value) for value in values.values()}
+    fit = kinds <= {int, float} and all(
+        abs(value) < _MAX_INTEGER if isinstance(value, int) else math.isfinite(value)
+        for value in values.values()
+    )
+    if not kinds or not fit:
+        return "string", [_short(cell) for cell in cells]
+    return "int" if kinds == {int} else "float", [values.get(cell) for cell in cells]
 
 
 def _short(text: str) -> str:

@@ -353,3 +353,18 @@ def test_a_removed_dev_version_is_told(instance: dg.DagsterInstance) -> None:
     shutil.rmtree(tokens(1, "dev").path())
     found = evaluations(run_checks(definitions, instance, "tokens"))
     assert not found["tokens"].passed
+
+
+def test_the_checks_of_a_graph_do_not_fill_the_list_of_definitions(recorder: Recorder) -> None:
+    step = recorder.step("raw")
+    definitions = build_definitions([step])
+    apart = dg.Definitions(
+        build_marin_assets([step]),
+        asset_checks=build_marin_checks([step]),
+        resources=definitions.resources,
+    )
+
+    for found in (definitions, apart):
+        [check] = found.resolve_asset_graph().asset_check_keys
+        # ``dg list defs`` repeats a description for each asset.
+        assert found.resolve_asset_graph().get_check_spec(check).description is None

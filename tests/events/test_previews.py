@@ -415,6 +415,20 @@ def test_a_table_has_typed_columns(instance: dg.DagsterInstance) -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    "cell", ["NaN", "Infinity", "1e999", "true", "null", '"""1"""', "[1]", "[" * 500, "9" * 5_000]
+)
+def test_a_column_with_what_is_not_a_number_is_text(
+    cell: str, instance: dg.DagsterInstance
+) -> None:
+    shown_as = cell.replace('"""', '"') if len(cell) <= MAX_CELL else cell[:MAX_CELL] + "…"
+
+    assert table_of(f"x,y\n1,1\n{cell},2\n", instance) == (
+        [("x", "string"), ("y", "int")],
+        [["1", 1], [shown_as, 2]],
+    )
+
+
 def test_a_ragged_table_is_filled_up_and_its_titles_differ(instance: dg.DagsterInstance) -> None:
     columns, rows = table_of("a,a,,a 2\n1\n\n1,2,3,4,5\n", instance)
 
