@@ -1,8 +1,12 @@
-"""Every private Dagster name that this package imports, and nothing else.
+"""Every private name of Dagster that this package imports, and the attribute that it reads.
 
-All of them have these names from Dagster 1.11.16 on; the tests run the lowest and the newest
-release.
+They all have these names from Dagster 1.11.16 on; the tests run the lowest and the newest release.
+One more class reads private attributes: ``executor.pools.RunSlots``, of its base class.
 """
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 from dagster._core.definitions.asset_checks.asset_check_evaluation import (
     AssetCheckEvaluationTargetMaterializationData,
@@ -12,15 +16,12 @@ from dagster._core.definitions.utils import DISALLOWED_NAMES
 from dagster._core.events import (
     AssetMaterializationPlannedData,
     AssetObservationData,
-    DagsterEvent,
-    DagsterEventType,
     EngineEventData,
 )
 from dagster._core.execution.api import ExecuteRunWithPlanIterable, execute_run
 from dagster._core.execution.context.system import (
     PlanExecutionContext,
     PlanOrchestrationContext,
-    StepExecutionContext,
 )
 from dagster._core.execution.context_creation_job import PlanExecutionContextManager
 from dagster._core.execution.plan.active import ActiveExecution
@@ -42,27 +43,23 @@ from dagster._core.storage.compute_log_manager import (
     ComputeIOType,
     ComputeLogManager,
 )
-from dagster._core.storage.event_log.base import AssetEntry
 from dagster._utils.cached_method import cached_method
 from dagster._utils.interrupts import capture_interrupts
-from dagster._utils.warnings import disable_dagster_warnings
 from dagster_shared.error import SerializableErrorInfo
 from dagster_shared.libraries import DagsterLibraryRegistry
+from dagster_shared.utils.warnings import _warnings_on
 
 __all__ = [
     "DISALLOWED_NAMES",
     "RUNLESS_RUN_ID",
     "ActiveExecution",
     "AssetCheckEvaluationTargetMaterializationData",
-    "AssetEntry",
     "AssetMaterializationPlannedData",
     "AssetObservationData",
     "CapturedLogContext",
     "CloudStorageComputeLogManager",
     "ComputeIOType",
     "ComputeLogManager",
-    "DagsterEvent",
-    "DagsterEventType",
     "DagsterLibraryRegistry",
     "EngineEventData",
     "ExecuteRunWithPlanIterable",
@@ -75,16 +72,35 @@ __all__ = [
     "RetryMode",
     "SerializableErrorInfo",
     "StepDependencyConfig",
-    "StepExecutionContext",
     "StepFailureData",
     "StepSuccessData",
     "cached_method",
     "capture_interrupts",
     "dagster_event_sequence_for_step",
-    "disable_dagster_warnings",
     "execute_run",
+    "execution_data",
     "get_retries_config",
     "get_step_dependency_config_field",
     "get_tag_concurrency_limits_config",
     "trigger_hook",
+    "without_beta_warnings",
 ]
+
+
+def execution_data(context: PlanExecutionContext) -> Any:
+    """What a run's context is made of beside its plan; a context for another plan needs it."""
+    return context._execution_data
+
+
+@contextmanager
+def without_beta_warnings() -> Iterator[None]:
+    """Call what Dagster marks as beta, without its warning.
+
+    Dagster's ``disable_dagster_warnings`` also swaps the process's warning filters, which threads
+    share. A filter set at import is lost under pytest, which restores its own.
+    """
+    token = _warnings_on.set(False)
+    try:
+        yield
+    finally:
+        _warnings_on.reset(token)

@@ -8,13 +8,12 @@ from datetime import UTC, datetime
 
 import dagster as dg
 
-from marin_dagster._compat import AssetEntry
 from marin_dagster.cache import Attempt
 from marin_dagster.cache.cache import LookUp
 from marin_dagster.cache.expected_reasons import ExpectedReasons, find_expected_reasons
 from marin_dagster.cache.previous_outputs import PreviousOutputs
 from marin_dagster.cache.reasons import LastBuild, Reasons, find_reasons
-from marin_dagster.events.asset_records import asset_entries, last_version
+from marin_dagster.events.asset_records import LastEvent, last_events, last_version
 from marin_dagster.events.metadata import last_output_path
 from marin_dagster.steps import StepGraph
 
@@ -81,15 +80,15 @@ class BuildHistory:
     def _last_builds(self) -> dict[dg.AssetKey, LastBuild]:
         with self._mutex:
             if self._last is None:
-                entries = asset_entries(self.instance, self.keys)
-                found = {key: _last_build(entry) for key, entry in entries.items()}
+                events = last_events(self.instance, self.keys)
+                found = {key: _last_build(event) for key, event in events.items()}
                 self._last = {key: build for key, build in found.items() if build}
             return self._last
 
 
-def _last_build(entry: AssetEntry) -> LastBuild | None:
-    path, event = last_output_path(entry), entry.last_materialization
-    if path is None or event is None:
+def _last_build(event: LastEvent) -> LastBuild | None:
+    path = last_output_path(event)
+    if path is None or event.record is None:
         return None
-    at = datetime.fromtimestamp(event.timestamp, UTC)
-    return LastBuild(path=path, version=last_version(entry) or "", at=at)
+    at = datetime.fromtimestamp(event.record.timestamp, UTC)
+    return LastBuild(path=path, version=last_version(event) or "", at=at)

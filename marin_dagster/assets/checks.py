@@ -9,7 +9,7 @@ import dagster as dg
 from marin_dagster.assets.integrity_check import CHECK_NAME, check_spec, evaluate
 from marin_dagster.assets.marin_graph import MarinGraph, Steps
 from marin_dagster.assets.translator import DagsterMarinTranslator
-from marin_dagster.events.asset_records import asset_entries
+from marin_dagster.events.asset_records import last_events
 from marin_dagster.steps import StepGraph, StepLike
 
 
@@ -79,5 +79,5 @@ class IntegrityOp:
     ) -> Iterator[dg.AssetCheckEvaluation]:
         # The key as it is in this job: it may have been changed after build_marin_checks.
         (check,) = context.selected_asset_check_keys
-        entry = asset_entries(context.instance, [check.asset_key]).get(check.asset_key)
+        entry = last_events(context.instance, [check.asset_key]).get(check.asset_key)
         yield evaluate(self.step, self.graph, check.asset_key, entry)

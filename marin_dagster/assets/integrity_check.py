@@ -5,10 +5,11 @@ from typing import Any
 
 import dagster as dg
 
-from marin_dagster._compat import AssetCheckEvaluationTargetMaterializationData, AssetEntry
+from marin_dagster._compat import AssetCheckEvaluationTargetMaterializationData
 from marin_dagster.cache import CacheState, Status, StepCache
 from marin_dagster.cache.integrity import check_integrity
 from marin_dagster.errors import MarinDagsterError
+from marin_dagster.events.asset_records import LastEvent
 from marin_dagster.events.metadata import FAILED_AGAIN, last_output_path, removed, sendable
 from marin_dagster.events.metadata_keys import DRIFT, FAULTS, OUTPUT_PATH
 from marin_dagster.steps import StepGraph, StepLike
@@ -26,7 +27,7 @@ def check_spec(key: dg.AssetKey) -> dg.AssetCheckSpec:
 
 
 def evaluate(
-    step: StepLike, graph: StepGraph, key: dg.AssetKey, entry: AssetEntry | None
+    step: StepLike, graph: StepGraph, key: dg.AssetKey, entry: LastEvent | None
 ) -> dg.AssetCheckEvaluation:
     """Compare the files beside a step's output with the step. Reads only.
 
@@ -94,9 +95,9 @@ def _is_built(graph: StepGraph) -> Callable[[str], bool]:
     return lambda path: cache.look_up(graph.steps[path]).state is CacheState.HIT
 
 
-def _target(entry: AssetEntry | None) -> AssetCheckEvaluationTargetMaterializationData | None:
+def _target(entry: LastEvent | None) -> AssetCheckEvaluationTargetMaterializationData | None:
     """The asset's last materialization, which the UI shows beside the result."""
-    record = entry.last_materialization_record if entry else None
+    record = entry.record if entry else None
     if record is None:
         return None
     return AssetCheckEvaluationTargetMaterializationData(

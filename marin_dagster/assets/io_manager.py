@@ -24,7 +24,7 @@ from marin_dagster.cache import (
     read_status,
 )
 from marin_dagster.errors import OutputNotReadyError, RecordError, StepError
-from marin_dagster.events.asset_records import asset_entries, last_version
+from marin_dagster.events.asset_records import last_events, last_version
 from marin_dagster.events.metadata import (
     SERVED,
     finished_at,
@@ -225,7 +225,7 @@ def _source(context: dg.InputContext) -> tuple[str, str]:
     if address is not None:
         return _text(address), _text(metadata["dagster/uri"])
     key = context.asset_key
-    entry = asset_entries(context.instance, [key]).get(key)
+    entry = last_events(context.instance, [key]).get(key)
     path = last_output_path(entry)
     if path is None:
         raise StepError(

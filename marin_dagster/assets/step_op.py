@@ -9,7 +9,7 @@ from typing import Any
 
 import dagster as dg
 
-from marin_dagster._compat import disable_dagster_warnings
+from marin_dagster._compat import without_beta_warnings
 from marin_dagster.assets.build_history import BuildHistory
 from marin_dagster.assets.integrity_check import CHECK_NAME, evaluate, unknown
 from marin_dagster.assets.io_manager import cache_of
@@ -27,7 +27,7 @@ from marin_dagster.cache import (
     find_drift,
 )
 from marin_dagster.errors import MarinDagsterError, RemoteFunctionError
-from marin_dagster.events.asset_records import asset_entries
+from marin_dagster.events.asset_records import last_events
 from marin_dagster.events.metadata import (
     CODE_VERSION_TAG,
     cut_off,
@@ -96,7 +96,7 @@ class StepOp:
     def _check(
         self, context: dg.AssetExecutionContext, key: dg.AssetKey, *, has_output: bool
     ) -> dg.AssetCheckEvaluation:
-        entry = None if has_output else asset_entries(context.instance, [key]).get(key)
+        entry = None if has_output else last_events(context.instance, [key]).get(key)
         try:
             return evaluate(self.step, self.graph, key, entry)
         except MarinDagsterError as error:
@@ -191,7 +191,7 @@ class StepOp:
             metadata = {DRIFT: sendable(value.drift.message)}
         elif is_mutable(self.step) and isinstance(value, Attempt):
             version = f"{version}-{value.id}"
-        with disable_dagster_warnings():  # tags of an output are in beta
+        with without_beta_warnings():
             return dg.Output(
                 value,
                 output_name=OUTPUT_NAME,

@@ -13,7 +13,7 @@ from typing import Any
 import dagster as dg
 from pydantic_core import to_json
 
-from marin_dagster._compat import disable_dagster_warnings
+from marin_dagster._compat import without_beta_warnings
 from marin_dagster.events.metadata_keys import (
     ADDRESS,
     ATTRIBUTES,
@@ -140,7 +140,7 @@ def _metadata(step: StepLike, resources: Any) -> dict[str, Any]:
         metadata[RESOURCES] = dg.MetadataValue.json(resources_dict(resources))
     code = getattr(_written(step)[0], "__code__", None)
     if code is not None:
-        with disable_dagster_warnings():  # code references are in beta
+        with without_beta_warnings():
             reference = dg.LocalFileCodeReference(
                 file_path=code.co_filename, line_number=code.co_firstlineno, label=code.co_name
             )

@@ -30,7 +30,8 @@ from marin_dagster.cache.status import STATUS_FILE
 from marin_dagster.errors import MarinDagsterError
 from marin_dagster.events.asset_records import (
     DATA_VERSION_TAG,
-    asset_entries,
+    LastEvent,
+    last_events,
     last_version,
     planned_assets,
 )
@@ -142,7 +143,7 @@ def _tick(
     watched: Sequence[WatchedStep],
 ) -> dg.SensorResult:
     instance = context.instance
-    entries = asset_entries(instance, [item.key for item in watched])
+    entries = last_events(instance, [item.key for item in watched])
     running = _runs_in_progress(instance)
     found = cache.look_up_many([item.step for item in watched])
     _log_unknown(context, watched, found)
@@ -158,7 +159,7 @@ def _tick(
         keys = [item.watched.key for item in fresh]
         runs = {**running, **_runs_in_progress(instance)}
         planned = {key for _, of in planned_assets(instance, runs.values(), keys) for key in of}
-        now = asset_entries(instance, keys)
+        now = last_events(instance, keys)
         left = {
             key for key in keys if key in planned or _seen(now.get(key)) != _seen(entries.get(key))
         }
@@ -168,7 +169,7 @@ def _tick(
         fresh = [item for item in fresh if item.watched.key not in left]
         fresh = fresh[:EVENTS_PER_TICK]
         others = {key for item in fresh for key, step in item.watched.inputs.items() if not step}
-        entries |= asset_entries(instance, list(others))
+        entries |= last_events(instance, list(others))
     versions = {key: last_version(entry) for key, entry in entries.items()}
     events = dict(_events(context, graph, fresh, found, versions))
     told = SensorCursor.after(before, news, frozenset(events))
@@ -183,9 +184,9 @@ def _runs_in_progress(instance: dg.DagsterInstance) -> dict[str, dg.DagsterRun]:
     return {run.run_id: run for run in instance.get_runs(dg.RunsFilter(statuses=_IN_PROGRESS))}
 
 
-def _seen(entry: Any) -> tuple[Any, ...] | None:
+def _seen(entry: LastEvent | None) -> tuple[Any, ...] | None:
     # A run that was created in between, and is over already, has left its id.
-    return (entry.last_run_id, entry.last_materialization_storage_id) if entry else None
+    return (entry.run_id, entry.storage_id) if entry else None
 
 
 def _log_unknown(

@@ -14,9 +14,8 @@ from typing import Any
 
 import dagster as dg
 
-from marin_dagster._compat import AssetEntry
 from marin_dagster.cache import CacheState, LookUp, Status
-from marin_dagster.events.asset_records import last_materialization, last_version
+from marin_dagster.events.asset_records import LastEvent, last_materialization, last_version
 from marin_dagster.events.metadata import (
     CODE_VERSION_TAG,
     last_output_path,
@@ -116,7 +115,7 @@ def compare(
     watched: WatchedStep,
     look: LookUp,
     built_at: datetime | None,
-    entry: AssetEntry | None,
+    entry: LastEvent | None,
     told: SensorCursor,
 ) -> StoreChange:
     """What the store tells of a step that the instance does not know.
@@ -136,7 +135,7 @@ def compare(
     """
     before = told.fact(watched.key)
     recorded = last_materialization(entry)
-    record = f"@{entry.last_materialization_storage_id}" if entry and recorded else "@"
+    record = f"@{entry.storage_id}" if entry and recorded else "@"
     if look.state is CacheState.UNKNOWN:
         return StoreChange(watched, None, before)
     if look.finished:
@@ -164,7 +163,7 @@ def _finished(
     watched: WatchedStep,
     look: LookUp,
     built_at: datetime | None,
-    entry: AssetEntry | None,
+    entry: LastEvent | None,
     rebuilt: bool,
 ) -> StoreChange:
     step = watched.step

@@ -1,10 +1,9 @@
-"""What a Dagster instance knows of assets, asked in portions that any database takes."""
+"""What a Dagster instance has recorded about assets, in queries that any database can take."""
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 import dagster as dg
-
-from marin_dagster._compat import AssetEntry
 
 DATA_VERSION_TAG = "dagster/data_version"
 
@@ -18,33 +17,53 @@ _UNFINISHED = [
 ]
 
 
-def asset_entries(
+@dataclass(frozen=True)
+class LastEvent:
+    """What an instance recorded last about one asset."""
+
+    run_id: str | None
+    """The run that last planned the asset."""
+    record: dg.EventLogRecord | None
+    """The asset's last materialization."""
+
+    @property
+    def storage_id(self) -> int | None:
+        """The materialization's position in the event log."""
+        return self.record.storage_id if self.record else None
+
+    @property
+    def materialization(self) -> dg.AssetMaterialization | None:
+        """The materialization itself."""
+        return self.record.asset_materialization if self.record else None
+
+
+def last_events(
     instance: dg.DagsterInstance, keys: Sequence[dg.AssetKey]
-) -> dict[dg.AssetKey, AssetEntry]:
-    """What was recorded last of each asset; nothing for one that the instance never heard of."""
+) -> dict[dg.AssetKey, LastEvent]:
+    """What was recorded last about each asset that the instance knows."""
     return {
-        record.asset_entry.asset_key: record.asset_entry
+        entry.asset_key: LastEvent(entry.last_run_id, entry.last_materialization_record)
         for start in range(0, len(keys), _RECORDS_AT_ONCE)
-        for record in instance.get_asset_records(keys[start : start + _RECORDS_AT_ONCE])
+        for found in instance.get_asset_records(keys[start : start + _RECORDS_AT_ONCE])
+        for entry in (found.asset_entry,)
     }
 
 
-def last_materialization(entry: AssetEntry | None) -> dg.AssetMaterialization | None:
-    """The asset's last materialization, if there ever was one."""
-    latest = entry.last_materialization if entry else None
-    return latest.asset_materialization if latest else None
+def last_materialization(event: LastEvent | None) -> dg.AssetMaterialization | None:
+    """The asset's last materialization, if there is one."""
+    return event.materialization if event else None
 
 
-def last_version(entry: AssetEntry | None) -> str | None:
+def last_version(event: LastEvent | None) -> str | None:
     """The data version of the asset's last materialization."""
-    latest = last_materialization(entry)
+    latest = last_materialization(event)
     return (latest.tags or {}).get(DATA_VERSION_TAG) if latest else None
 
 
 def unfinished_runs(
     instance: dg.DagsterInstance, keys: Collection[dg.AssetKey]
 ) -> dict[dg.AssetKey, dg.DagsterRun]:
-    """For each asset that an unfinished run is to make, queued or running, the newest such run."""
+    """The newest queued or running run that plans each asset; assets without one are left out."""
     if not keys:
         return {}
     found: dict[dg.AssetKey, dg.DagsterRun] = {}
@@ -58,10 +77,10 @@ def unfinished_runs(
 def planned_assets(
     instance: dg.DagsterInstance, runs: Iterable[dg.DagsterRun], keys: Collection[dg.AssetKey]
 ) -> Iterator[tuple[dg.DagsterRun, frozenset[dg.AssetKey]]]:
-    """Which of these assets each run has set out to materialize.
+    """Which of these assets each run plans to materialize.
 
-    Read from the runs' execution plans, which equal runs share: however many runs of a job wait,
-    their plan is read once, and that of a run which selects other assets is not read.
+    Read from the runs' execution plans. Equal runs share a plan, which is read once; the plan of a
+    run that selects none of these assets is not read.
     """
     wanted = frozenset(keys)
     of_plan: dict[str, frozenset[dg.AssetKey]] = {}

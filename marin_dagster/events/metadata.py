@@ -9,12 +9,11 @@ from typing import Any
 
 import dagster as dg
 
-from marin_dagster._compat import AssetEntry
 from marin_dagster.cache import ArtifactRecord, Attempt, Drift, Hit, OutputDir
 from marin_dagster.cache.record import RECORD_FILE
 from marin_dagster.cache.status import STATUS_FILE
 from marin_dagster.errors import RecordError
-from marin_dagster.events.asset_records import last_materialization
+from marin_dagster.events.asset_records import LastEvent, last_materialization
 from marin_dagster.events.bounded_json import bounded_json
 from marin_dagster.events.metadata_keys import (
     BUILT_AT,
@@ -126,7 +125,7 @@ def record_of(hit: Hit, log: logging.Logger) -> ArtifactRecord | None:
         return None
 
 
-def built_in_s(entry: AssetEntry | None) -> float | None:
+def built_in_s(entry: LastEvent | None) -> float | None:
     """Seconds that the build took which the asset's last materialization tells of."""
     recorded = last_materialization(entry)
     metadata = recorded.metadata if recorded else {}
@@ -136,7 +135,7 @@ def built_in_s(entry: AssetEntry | None) -> float | None:
     return seconds.value
 
 
-def last_output_path(entry: AssetEntry | None) -> str | None:
+def last_output_path(entry: LastEvent | None) -> str | None:
     """Where the output lies that the asset's last materialization tells of."""
     recorded = last_materialization(entry)
     path = recorded.metadata.get(OUTPUT_PATH) if recorded else None

@@ -10,7 +10,9 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from typing import IO, Any
 
-from marin_dagster._compat import CapturedLogContext, DagsterEvent, StepExecutionContext
+import dagster as dg
+
+from marin_dagster._compat import CapturedLogContext
 from marin_dagster.executor.log_capture import capturing, current_step, writing_to
 from marin_dagster.executor.log_streams import log_streams
 
@@ -23,8 +25,8 @@ class _StepLog:
 
     def __init__(
         self,
-        context: StepExecutionContext,
-        announce: Callable[[DagsterEvent], None],
+        context: dg.StepExecutionContext,
+        announce: Callable[[dg.DagsterEvent], None],
         level: int,
     ) -> None:
         self.level = level
@@ -80,13 +82,14 @@ class _StepLog:
         name = step_key if attempt == 1 else f"{step_key}-{attempt}"
         key = manager.build_log_key_for_run(context.run_id, name)
         streams = self._opened.enter_context(log_streams(manager, key))
-        self._announce(DagsterEvent.capture_logs(context, [step_key], key, CapturedLogContext(key)))
+        log_context = CapturedLogContext(key)
+        self._announce(dg.DagsterEvent.capture_logs(context, [step_key], key, log_context))
         return streams
 
 
 @contextmanager
 def step_log(
-    context: StepExecutionContext, announce: Callable[[DagsterEvent], None], level: int
+    context: dg.StepExecutionContext, announce: Callable[[dg.DagsterEvent], None], level: int
 ) -> Iterator[Callable[[], AbstractContextManager[None]]]:
     """A compute log for a step, which this thread is about to run.
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import dagster as dg
 
-from marin_dagster._compat import DagsterEventType, ExecutionPlan, PlanExecutionContext
+from marin_dagster._compat import ExecutionPlan, PlanExecutionContext, execution_data
 from marin_dagster.assets.checks import IntegrityOp
 from marin_dagster.assets.io_manager import cache_of
 from marin_dagster.assets.step_op import StepOp
@@ -19,7 +19,7 @@ from marin_dagster.errors import (
     ResourceError,
     RoutingError,
 )
-from marin_dagster.events.asset_records import asset_entries, last_version
+from marin_dagster.events.asset_records import last_events, last_version
 from marin_dagster.events.metadata import built_in_s, recorded_version
 from marin_dagster.executor.config import ExecutorSettings
 from marin_dagster.executor.run_steps import PlannedStep, StepNames, by_graph, compute_of
@@ -108,7 +108,7 @@ def context_for(
     """The same context for another plan, in which steps look their outputs up, or another loop."""
     return PlanExecutionContext(
         plan_data=context.plan_data._replace(execution_plan=plan),
-        execution_data=context._execution_data,
+        execution_data=execution_data(context),
         log_manager=context.log,
         output_capture=context.output_capture,
         event_loop=event_loop or context.event_loop,
@@ -254,7 +254,7 @@ def _known_to_instance(
 ) -> tuple[set[str], dict[str, float]]:
     """Hits whose version is the data version that the instance recorded last, and how many
     seconds their builds took."""
-    entries = asset_entries(instance, [hit.asset_key for hit in hits.values()])
+    entries = last_events(instance, [hit.asset_key for hit in hits.values()])
     known = {
         key
         for key, hit in hits.items()
@@ -288,5 +288,5 @@ def unreachable(
 
 def _finished_before(context: PlanExecutionContext) -> set[str]:
     """Steps that an earlier worker of this run has finished, when the run is being resumed."""
-    entries = context.instance.all_logs(context.run_id, of_type=DagsterEventType.STEP_SUCCESS)
+    entries = context.instance.all_logs(context.run_id, of_type=dg.DagsterEventType.STEP_SUCCESS)
     return {entry.step_key for entry in entries if entry.step_key}

@@ -12,8 +12,6 @@ import dagster as dg
 
 from marin_dagster._compat import (
     ActiveExecution,
-    DagsterEvent,
-    DagsterEventType,
     EngineEventData,
     ExecuteRunWithPlanIterable,
     ExecutionPlan,
@@ -88,7 +86,7 @@ class MarinExecutor(dg.Executor):
 
     def execute(
         self, plan_context: PlanOrchestrationContext, execution_plan: ExecutionPlan
-    ) -> Iterator[DagsterEvent]:
+    ) -> Iterator[dg.DagsterEvent]:
         """Run the plan and yield its events, as Dagster's executors do."""
         yield from ExecuteRunWithPlanIterable(
             execution_plan=execution_plan,
@@ -109,7 +107,7 @@ class MarinExecutor(dg.Executor):
 
     def _iterate(
         self, job_context: PlanExecutionContext, execution_plan: ExecutionPlan
-    ) -> Iterator[DagsterEvent]:
+    ) -> Iterator[dg.DagsterEvent]:
         planned = steps_of_run(job_context, execution_plan)
         dry_run, count = self.settings.dry_run, len(execution_plan.step_keys_to_execute)
         assets = {step.asset_key: key for key, step in planned.items()}
@@ -149,7 +147,7 @@ class MarinExecutor(dg.Executor):
         decisions: Decisions,
         routing: Routing,
         history: BuildHistory,
-    ) -> Iterator[DagsterEvent]:
+    ) -> Iterator[dg.DagsterEvent]:
         if self.failures is not None:
             self.failures.update((key, [error]) for key, error in decisions.blocked.items())
         if routing.chose_process and decisions.runs_remotely:
@@ -184,7 +182,7 @@ class MarinExecutor(dg.Executor):
         execution_plan: ExecutionPlan,
         decisions: Decisions,
         control_of: Callable[..., StepControl],
-    ) -> Iterator[DagsterEvent]:
+    ) -> Iterator[dg.DagsterEvent]:
         yield from report(job_context, execution_plan, decisions, self.drifts)
         keep = decisions.keep(execution_plan)
         # What is cached needs nothing that runs here, and no slot of a pool: it comes first.
@@ -210,7 +208,7 @@ class MarinExecutor(dg.Executor):
         slots: AbstractContextManager[RunSlots | None],
         decisions: Decisions,
         control_of: Callable[..., StepControl],
-    ) -> Iterator[DagsterEvent]:
+    ) -> Iterator[dg.DagsterEvent]:
         """Run some of the plan's steps, in threads."""
         if not keys:
             return
@@ -246,14 +244,14 @@ class MarinExecutor(dg.Executor):
         decisions: Decisions,
         threads: StepThreads,
         control_of: Callable[..., StepControl],
-    ) -> Iterator[DagsterEvent]:
-        outputs: dict[str, DagsterEvent] = {}
-        retries: dict[str, DagsterEvent] = {}
+    ) -> Iterator[dg.DagsterEvent]:
+        outputs: dict[str, dg.DagsterEvent] = {}
+        retries: dict[str, dg.DagsterEvent] = {}
         interrupted_at: float | None = None
         while threads.running or not active.is_complete:
             interrupted = active.check_for_interrupts() or self.stop.is_set()
             if interrupted_at is None and interrupted:
-                yield DagsterEvent.engine_event(
+                yield dg.DagsterEvent.engine_event(
                     job_context,
                     f"Interrupted: stopping {len(threads.running)} steps",
                     EngineEventData.interrupted(list(threads.running)),
@@ -287,7 +285,7 @@ class MarinExecutor(dg.Executor):
                     for attempt in threads.attempts(key):
                         if attempt.cut_off:
                             lost = cut_off(decisions.planned[key].asset_key, attempt.step)
-                            yield DagsterEvent.asset_observation(step_context, lost)
+                            yield dg.DagsterEvent.asset_observation(step_context, lost)
                 break
             for message in threads.messages(_pause_s(active)):
                 key, event = message.step_key, message.event
@@ -297,7 +295,7 @@ class MarinExecutor(dg.Executor):
                     active.verify_complete(job_context, key)
                     continue
                 yield event
-                if message.from_hook or event.event_type is DagsterEventType.LOGS_CAPTURED:
+                if message.from_hook or event.event_type is dg.DagsterEventType.LOGS_CAPTURED:
                     continue
                 output = outputs.pop(key, None)
                 if output is not None and not event.is_step_failure:

@@ -8,10 +8,9 @@ import dagster as dg
 from marin_dagster._compat import (
     RUNLESS_RUN_ID,
     AssetMaterializationPlannedData,
-    DagsterEvent,
     PlanExecutionContext,
 )
-from marin_dagster.events.asset_records import asset_entries
+from marin_dagster.events.asset_records import last_events
 
 
 def withdraw_planned_events(
@@ -31,9 +30,9 @@ def withdraw_planned_events(
     instance, run_id = context.instance, context.run_id
     for key, step_key in assets.items():
         # Just before, for another run may plan it; that plan is not ours to take back.
-        entry = asset_entries(instance, [key]).get(key)
-        if entry is not None and entry.last_run_id == run_id:
-            planned = DagsterEvent.build_asset_materialization_planned_event(
+        entry = last_events(instance, [key]).get(key)
+        if entry is not None and entry.run_id == run_id:
+            planned = dg.DagsterEvent.build_asset_materialization_planned_event(
                 context.job_name, step_key, AssetMaterializationPlannedData(key)
             )
             instance.report_dagster_event(planned, run_id=RUNLESS_RUN_ID)

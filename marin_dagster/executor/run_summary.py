@@ -2,7 +2,9 @@
 
 from dataclasses import dataclass, field
 
-from marin_dagster._compat import DagsterEvent, ExecutionPlan
+import dagster as dg
+
+from marin_dagster._compat import ExecutionPlan
 from marin_dagster.events.metadata_keys import CACHE
 from marin_dagster.executor.decisions import Decisions
 
@@ -21,7 +23,7 @@ class RunSummary:
         """Keys of the steps that were built."""
         return self._built - self._failed
 
-    def count(self, event: DagsterEvent) -> None:
+    def count(self, event: dg.DagsterEvent) -> None:
         """Take an event into account."""
         key = event.step_key
         if key is None:

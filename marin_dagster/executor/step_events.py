@@ -8,8 +8,6 @@ import dagster as dg
 
 from marin_dagster._compat import (
     AssetObservationData,
-    DagsterEvent,
-    DagsterEventType,
     EngineEventData,
     ExecutionPlan,
     PlanExecutionContext,
@@ -21,7 +19,7 @@ from marin_dagster.assets.integrity_check import evaluate, unknown
 from marin_dagster.cache import Drift, DriftLog
 from marin_dagster.cache.parallel import map_parallel
 from marin_dagster.errors import MarinDagsterError
-from marin_dagster.events.asset_records import asset_entries
+from marin_dagster.events.asset_records import last_events
 from marin_dagster.events.metadata import SERVED
 from marin_dagster.events.metadata_keys import CACHE, DRIFT, OUTPUT_PATH, REASON, STEPS
 from marin_dagster.executor.decisions import Decisions
@@ -34,7 +32,7 @@ from marin_dagster.steps.text import summarize
 
 def report_fates(
     context: PlanExecutionContext, plan: ExecutionPlan, fates: Mapping[str, StepOutcome], doing: str
-) -> DagsterEvent:
+) -> dg.DagsterEvent:
     """The run's first event: a table of what becomes of each step, and why.
 
     Args:
@@ -46,14 +44,14 @@ def report_fates(
     message = f"{doing} (pid: {os.getpid()})"
     data = EngineEventData.in_process(os.getpid(), plan.step_keys_to_execute)
     table = dg.MetadataValue.md(outcomes_table(fates.values()))
-    return DagsterEvent.engine_event(
+    return dg.DagsterEvent.engine_event(
         context, message, EngineEventData(metadata={STEPS: table, **data.metadata})
     )
 
 
 def report_dry_run(
     context: PlanExecutionContext, plan: ExecutionPlan, fates: Mapping[str, StepOutcome]
-) -> Iterator[DagsterEvent]:
+) -> Iterator[dg.DagsterEvent]:
     """Events of a run that only reports what a real one would do."""
     for step in plan.get_steps_to_execute_in_topo_order():
         fate = fates.get(step.key)
@@ -86,7 +84,7 @@ def summary(plan: ExecutionPlan, decisions: Decisions) -> str:
 
 def report(
     context: PlanExecutionContext, plan: ExecutionPlan, decisions: Decisions, drifts: DriftLog
-) -> Iterator[DagsterEvent]:
+) -> Iterator[dg.DagsterEvent]:
     """Events of the steps that no thread will run; ``drifts`` warns of those that have drifted."""
     checks = _checks(context, decisions)
     for step in plan.get_steps_to_execute_in_topo_order():
@@ -94,7 +92,7 @@ def report(
             skipped = context.for_step(step)
             yield _skipped(skipped, f"Skipped: {decisions.pruned[step.key]}")
             if (evaluation := checks.get(step.key)) is not None:
-                yield DagsterEvent.asset_check_evaluation(skipped, evaluation)
+                yield dg.DagsterEvent.asset_check_evaluation(skipped, evaluation)
         elif step.key in decisions.served:
             of_step = context.for_step(step)
             drift = decisions.drifted.get(step.key)
@@ -127,7 +125,7 @@ def _checks(
     planned = decisions.planned
     left_alone = [key for key in planned if key in decisions.served or key in decisions.pruned]
     checked = {key: planned[key] for key in left_alone if planned[key].check is not None}
-    entries = asset_entries(context.instance, [found.asset_key for found in checked.values()])
+    entries = last_events(context.instance, [found.asset_key for found in checked.values()])
 
     def evaluated(found: PlannedStep) -> dg.AssetCheckEvaluation:
         entry = entries.get(found.asset_key)
@@ -144,10 +142,10 @@ def _observe(
     served: PlannedStep,
     drift: Drift | None,
     evaluation: dg.AssetCheckEvaluation | None,
-) -> Iterator[DagsterEvent]:
+) -> Iterator[dg.DagsterEvent]:
     # An observation, not a materialization: the asset's latest materialization stays the true
     # build, and automation conditions downstream do not fire.
-    yield DagsterEvent.step_start_event(context)
+    yield dg.DagsterEvent.step_start_event(context)
     message = f"Served from the cache: {address(served.step)}"
     observation = dg.AssetObservation(
         asset_key=served.asset_key,
@@ -158,34 +156,34 @@ def _observe(
             **({DRIFT: drift.message} if drift else {}),
         },
     )
-    yield DagsterEvent.from_step(
-        event_type=DagsterEventType.ASSET_OBSERVATION,
+    yield dg.DagsterEvent.from_step(
+        event_type=dg.DagsterEventType.ASSET_OBSERVATION,
         step_context=context,
         event_specific_data=AssetObservationData(observation),
         message=message,
     )
     if evaluation is not None:
-        yield DagsterEvent.asset_check_evaluation(context, evaluation)
+        yield dg.DagsterEvent.asset_check_evaluation(context, evaluation)
     # The UI shows no message of an observation, but it does of a success.
-    yield DagsterEvent.from_step(
-        event_type=DagsterEventType.STEP_SUCCESS,
+    yield dg.DagsterEvent.from_step(
+        event_type=dg.DagsterEventType.STEP_SUCCESS,
         step_context=context,
         event_specific_data=StepSuccessData(duration_ms=0.0),
         message=message,
     )
 
 
-def _blocked(context: Any, step: StepLike, error: MarinDagsterError) -> DagsterEvent:
+def _blocked(context: Any, step: StepLike, error: MarinDagsterError) -> dg.DagsterEvent:
     message = str(error)
     if address(step) not in message:
         message = f"step {address(step)}: {message}"
     info = SerializableErrorInfo(message, stack=[], cls_name=type(error).__name__)
-    return DagsterEvent.step_failure_event(
+    return dg.DagsterEvent.step_failure_event(
         context, StepFailureData(error=info, user_failure_data=None)
     )
 
 
-def _skipped(context: Any, message: str) -> DagsterEvent:
-    return DagsterEvent.from_step(
-        event_type=DagsterEventType.STEP_SKIPPED, step_context=context, message=message
+def _skipped(context: Any, message: str) -> dg.DagsterEvent:
+    return dg.DagsterEvent.from_step(
+        event_type=dg.DagsterEventType.STEP_SKIPPED, step_context=context, message=message
     )

@@ -10,12 +10,7 @@ from dataclasses import dataclass, field
 
 import dagster as dg
 
-from marin_dagster._compat import (
-    DagsterEvent,
-    StepExecutionContext,
-    dagster_event_sequence_for_step,
-    trigger_hook,
-)
+from marin_dagster._compat import dagster_event_sequence_for_step, trigger_hook
 from marin_dagster.assets.step_control import StepControl, step_control
 from marin_dagster.cache import Attempt
 from marin_dagster.executor.compute_logs import step_log
@@ -26,7 +21,7 @@ class StepMessage:
     """Something that a step's thread has to say."""
 
     step_key: str
-    event: DagsterEvent | None = None
+    event: dg.DagsterEvent | None = None
     """An event of the step; None when its thread has finished."""
     from_hook: bool = False
     """The step itself has ended; one of its hooks says this."""
@@ -50,7 +45,7 @@ class StepThreads:
         """The attempts that a running step has begun."""
         return tuple(self._running[key].attempts)
 
-    def start(self, context: StepExecutionContext, control: StepControl) -> None:
+    def start(self, context: dg.StepExecutionContext, control: StepControl) -> None:
         """Run a step in a new thread, with the caller's context variables."""
         key = context.step.key
         self._running[key] = control
@@ -81,13 +76,13 @@ class StepThreads:
                 del self._running[message.step_key]
             yield message
 
-    def _sender(self, key: str) -> Callable[[DagsterEvent], None]:
+    def _sender(self, key: str) -> Callable[[dg.DagsterEvent], None]:
         return lambda event: self._messages.put(StepMessage(key, event))
 
-    def _work(self, context: StepExecutionContext, control: StepControl) -> None:
+    def _work(self, context: dg.StepExecutionContext, control: StepControl) -> None:
         key = context.step.key
         step_control.set(control)
-        events: list[DagsterEvent] = []
+        events: list[dg.DagsterEvent] = []
         try:
             with step_log(context, self._sender(key), self.log_level) as captured:
                 # A step of ours says itself where its function begins and ends; of an ordinary one
