@@ -7,6 +7,8 @@ SHELL := /bin/bash
 UV := $(or $(shell command -v uv 2>/dev/null),$(CURDIR)/.tools/bin/uv)
 # Pythons that pyenv keeps off the PATH.
 export PATH := $(PATH):$(subst $() ,:,$(wildcard $(or $(PYENV_ROOT),$(HOME)/.pyenv)/versions/3.1[1-9]*/bin))
+# Tests start many interpreters: without compiled files each takes seconds more.
+unexport PYTHONDONTWRITEBYTECODE
 # Where the demo and the UI keep their outputs and Dagster's own records.
 DEMO := $(CURDIR)/.demo
 demo_env := MARIN_PREFIX=$(DEMO)/store DAGSTER_HOME=$(DEMO)/dagster DO_NOT_TRACK=1
