@@ -42,6 +42,8 @@ check: env ## Lint, formatting and types
 	$(run) ruff format --check .
 	$(run) mypy
 
+# These compute: a worker for each of two cores.
+quick: WORKERS = 2
 quick: env
 	$(run) pytest -q -m "not slow and not server" $(parallel) tests/steps tests/cache tests/lazy
 

@@ -9,6 +9,8 @@ import pytest
 
 from helpers.cache import LOCK, RECORD, STATUS, build, get, make, python, tree
 
+pytestmark = pytest.mark.slow
+
 PRELUDE = """
 import ctypes, logging, os, resource, subprocess, sys
 from pathlib import Path

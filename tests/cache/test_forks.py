@@ -7,6 +7,8 @@ import pytest
 
 from helpers.cache import LOCK, STATUS, get, make, python
 
+pytestmark = pytest.mark.slow
+
 FORK_WHILE_A_LEASE_IS_HELD = """
 import json, os, signal, sys, threading, time, traceback
 from pathlib import Path

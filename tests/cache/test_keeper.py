@@ -67,6 +67,7 @@ def hold(lock: FakeLock) -> HeldLease:
     return held
 
 
+@pytest.mark.slow
 def test_one_thread_renews_50_leases_and_ends_with_the_last() -> None:
     steps = [make(f"s{index}") for index in range(50)]
     cache = StepCache(FAST)

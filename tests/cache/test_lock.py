@@ -138,6 +138,7 @@ def test_a_lock_that_is_unreadable_cannot_be_renewed(
     assert folder.read(LOCK) == content
 
 
+@pytest.mark.server
 @pytest.mark.parametrize("kind", ["s3"], indirect=True)
 def test_a_put_that_arrived_though_its_answer_was_lost_counts(
     lock: Lock, monkeypatch: pytest.MonkeyPatch

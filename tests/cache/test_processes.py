@@ -13,6 +13,8 @@ import pytest
 from helpers.cache import GUARD_S, LOCK, STATUS, begin, get, lease, make, python
 from marin_dagster.cache import CacheState, LeaseTiming, OutputDir, StepCache
 
+pytestmark = pytest.mark.slow
+
 RACER = """
 import sys
 from marin_dagster.cache import OutputDir, LeaseTiming

@@ -7,6 +7,8 @@ import pytest
 
 from helpers.cache import INFO, RECORD, STATUS, python
 
+pytestmark = pytest.mark.slow
+
 RUN = """
 import os, sys
 from pathlib import Path

@@ -42,6 +42,7 @@ def test_a_result_is_written_and_read_back(where: str, value: Any, store: Path) 
     assert document["output_path"] == str(store / "stats/a")
 
 
+@pytest.mark.slow
 def test_the_result_of_a_step_is_read(store: Path) -> None:
     step = StepSpec("count", fn=lambda output_path: {"count": 4})
     StepRunner().run([step])
@@ -71,6 +72,7 @@ def test_what_does_not_fit_is_an_error(tmp_path: Path) -> None:
         write_artifact([1, 2], str(tmp_path))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("broken", [["a"], ["a", "b"]], ids=str)
 def test_a_failed_run_is_a_runtime_error_with_its_cause(broken: list[str]) -> None:
     recorder = Recorder()

@@ -12,6 +12,8 @@ from helpers.runs import memory_instance, run_job
 from marin_dagster import OUT, ArtifactStep, StepRunner, apply, build_definitions
 from marin_dagster.cache import Hit, StepCache
 
+pytestmark = pytest.mark.slow
+
 V = "2026.07.01"
 
 

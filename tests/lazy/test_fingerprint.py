@@ -72,6 +72,7 @@ def test_each_kind_of_value_has_its_form(value: Any, expected: str) -> None:
     assert canonical_json(value) == expected
 
 
+@pytest.mark.slow
 def test_numbers_of_python_are_dtypes_without_numpy_too() -> None:
     code = (
         "import sys\n"

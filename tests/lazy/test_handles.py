@@ -232,6 +232,7 @@ def test_an_expected_fingerprint_is_held_to() -> None:
         lower(handle(expected_fingerprint="00000000"))
 
 
+@pytest.mark.slow
 def test_a_shared_handle_is_lowered_once_and_a_deep_chain_at_all() -> None:
     built: list[str] = []
 
@@ -449,6 +450,7 @@ def test_a_lowered_step_is_known_by_its_handle_or_by_its_shape(
     assert adopted_source(step) == ("/data" if kind == "adopted" else None)
 
 
+@pytest.mark.slow
 def test_a_lowered_step_with_another_output_path_is_built_there(store: Path) -> None:
     step = replace(lower(handle()), override_output_path="scratch/tok")
 

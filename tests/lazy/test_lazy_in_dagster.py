@@ -13,6 +13,8 @@ from marin_dagster import StepRunner, build_definitions, marin_executor
 from marin_dagster.errors import FingerprintMismatchError, StepsFailedError
 from marin_dagster.lazy import OUT, ArtifactStep, apply, lower
 
+pytestmark = pytest.mark.slow
+
 V = "2026.07.01"
 
 calls: list[str] = []

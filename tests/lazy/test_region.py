@@ -86,6 +86,7 @@ def reader(seen: list[str]) -> ArtifactStep[Any]:
     return ArtifactStep("raw", "2026.07.01", Artifact, run=seen.append, build_config=config)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("metadata", [ZONE], indirect=True)
 def test_a_run_gets_the_region(metadata: list[Any]) -> None:
     seen: list[str] = []
@@ -98,6 +99,7 @@ def test_a_run_gets_the_region(metadata: list[Any]) -> None:
     assert seen == ["gs://raw-europe-west4/x"]
 
 
+@pytest.mark.slow
 def test_a_read_without_a_region_is_an_error() -> None:
     seen: list[str] = []
 

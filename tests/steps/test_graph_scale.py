@@ -9,6 +9,8 @@ from helpers.marin_like import MarinLike, chain
 from marin_dagster.errors import CycleError
 from marin_dagster.steps import StepGraph, StepSpec, plan_run
 
+pytestmark = pytest.mark.slow
+
 LENGTH = 10_000
 CLASSES = pytest.mark.parametrize("make", [StepSpec, MarinLike])
 

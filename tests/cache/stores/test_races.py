@@ -18,6 +18,8 @@ import pytest
 from helpers.cache import GUARD_S, LOCK, RECORD, STATUS, make
 from marin_dagster.cache import OutputDir
 
+pytestmark = pytest.mark.slow
+
 WORKER = """
 import os, sys
 from marin_dagster.cache import Hit, LeaseTiming, StepCache
