@@ -1,9 +1,9 @@
-"""Builds the example pipeline through Dagster, and shows what ran and what came out.
+"""Builds the example pipeline through Dagster, and prints what ran and the results.
 
 The run is launched from ``workspace.yaml``, as the UI launches it, so that it belongs to the code
 location that ``make ui`` shows. It is recorded in the instance of ``DAGSTER_HOME``, which must
-start runs itself (as ``scripts/demo-instance.yaml`` does), and the outputs lie below
-``MARIN_PREFIX``; ``make demo`` sets both.
+start runs itself (as ``scripts/demo-instance.yaml`` does). Outputs go to ``MARIN_PREFIX``.
+``make demo`` sets both.
 """
 
 import json
@@ -57,7 +57,7 @@ def _run_job(instance: dg.DagsterInstance, job: str) -> dg.DagsterRun:
         ],
         cwd=ROOT,
         check=False,
-        # Among its lines are those of the code server, which nobody needs when all goes well.
+        # Lines of the code server are among it; they matter only when the launch fails.
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -72,7 +72,7 @@ def _run_job(instance: dg.DagsterInstance, job: str) -> dg.DagsterRun:
 
 
 def _rows(events: Iterable[dg.DagsterEvent]) -> dict[str, tuple[str, str, str]]:
-    """For each step in the graph's order: what became of it, seconds, and its output path."""
+    """For each step in the graph's order: what the run did with it, seconds, output path."""
     definitions = [asset for asset in defs.assets or () if isinstance(asset, dg.AssetsDefinition)]
     specs = {asset.key: asset.get_asset_spec() for asset in definitions}
     found: dict[dg.AssetKey, tuple[str, str]] = {}
@@ -100,7 +100,7 @@ def _rows(events: Iterable[dg.DagsterEvent]) -> dict[str, tuple[str, str, str]]:
 def _print_numbers(rows: dict[str, tuple[str, str, str]]) -> None:
     record = read_record(OutputDir.at(rows["evaluate"][2]))
     numbers = record.result if record and record.result else {}
-    print("\nperplexity of the held-out text (a model that knows nothing: the vocabulary's size)")
+    print("\nperplexity of the held-out text (random guesses: the vocabulary's size)")
     for name, value in numbers.items():
         measure, _, model = name.partition("/")
         if measure == "val_perplexity":

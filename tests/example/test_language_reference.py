@@ -309,7 +309,7 @@ def test_perplexity_is_that_of_the_model(built: Build) -> None:
     assert returned["evaluate"]["val_perplexity/ngram-3"] == pytest.approx(score, abs=1e-3)
 
 
-def test_report_tells_what_was_measured(built: Build) -> None:
+def test_report_states_what_was_measured(built: Build) -> None:
     paths, returned = built
     results = read_json(join(paths["evaluate"], "metrics.json"))["models"]
     report = read_text(join(paths["report"], "report.md"))

@@ -116,6 +116,26 @@ def test_the_source_distribution_has_only_what_its_list_names() -> None:
     assert all(ROOT.joinpath(pattern[1:]).exists() for pattern in listed)
 
 
+def test_the_versions_in_the_readme_are_those_that_the_suites_run() -> None:
+    rows = re.findall(r"^\| (3\.\d+) \| ([^|]+) \|[^|]+\| `make ([^`]+)` \|$", README, re.MULTILINE)
+    prefix = "Programming Language :: Python :: "
+    supported = [name.removeprefix(prefix) for name in PYPROJECT["project"]["classifiers"]]
+    assert {python for python, _, _ in rows} == {name for name in supported if name[0] == "3"}
+    packages = tomllib.loads((ROOT / "uv.lock").read_text())["package"]
+    [locked] = [package["version"] for package in packages if package["name"] == "dagster"]
+    [needed] = [need for need in PYPROJECT["project"]["dependencies"] if need[:9] == "dagster>="]
+    lowest = needed.removeprefix("dagster>=").partition(",")[0]
+    versions = {targets: dagster.partition(",")[0] for _, dagster, targets in rows}
+    assert versions == {
+        "unit servers": locked,
+        "lowest": lowest,
+        "python313": locked,
+        "interop": "the newest 1.x",
+    }
+    for target in " ".join(versions).split():
+        assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.MULTILINE)
+
+
 def test_the_version_has_its_changes_and_dagster_knows_it() -> None:
     assert f"## [{PYPROJECT['project']['version']}]" in (ROOT / "CHANGELOG.md").read_text()
     code = "import dagster as dg; import marin_dagster; marin_dagster.{}; "

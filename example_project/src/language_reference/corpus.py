@@ -21,11 +21,14 @@ def write_corpus(
 ) -> dict[str, float]:
     """Writes Python's language reference as sharded JSONL, one document per topic.
 
-    Long topics quote short ones in full; a passage stays only in the shortest topic that has it.
+    Long topics quote short ones in full; a passage stays only in the shortest topic with it.
     """
-    # The graph may have been loaded by another interpreter than the one that runs this step.
+    # Another interpreter than this one may have loaded the graph.
     if topics_digest() != topics_sha256:
-        raise ValueError("This Python's topics are not those that the step was hashed with.")
+        raise ValueError(
+            "This Python's topics differ from those that are in the step's hash. Run the step with "
+            "the Python that loads the graph."
+        )
     texts = keep_distinct_passages(topics, minimum_passage=minimum_passage)
     documents = [{"topic": topic, "text": texts[topic]} for topic in sorted(texts)]
     for shard in range(shards):
@@ -65,12 +68,12 @@ def split_corpus(
 
 
 def keep_distinct_passages(texts: Mapping[str, str], *, minimum_passage: int) -> dict[str, str]:
-    """The texts without the passages that a shorter text has already.
+    """The texts without the passages that a shorter text already contains.
 
-    Without this the same words would stand on both sides of the split, and the models would be
-    praised for their memory. Passages (runs of lines between blank lines) shorter than
-    `minimum_passage` characters may repeat: they are turns of phrase such as "See also:". A text
-    that is left with nothing longer than those is a copy of others, and is dropped.
+    Without this, the same passage could be in both parts of the split, and the models would score
+    well by memory alone. Passages (lines between blank lines) shorter than `minimum_passage`
+    characters may repeat: they are phrases such as "See also:". A text that has no longer passage
+    left is a copy of others, and is dropped.
     """
     seen: set[str] = set()
     distinct: dict[str, str] = {}

@@ -13,7 +13,7 @@ def evaluate(
 ) -> dict[str, float]:
     """Measures every model's perplexity on the held-out text, and on the text it was trained on.
 
-    Bits per byte are given too: unlike perplexity they compare between vocabularies.
+    Also measures bits per byte which, unlike perplexity, compare between vocabularies.
     """
     tokens = {"train": read_array(join(train, "tokens.npy"))}
     tokens["val"] = read_array(join(validation, "tokens.npy"))

@@ -2,7 +2,7 @@
 
 An n-gram is kept as one integer, its token ids being the digits in base `vocabulary_size`. So the
 context of a gram is `gram // size`, its last k tokens are `gram % size**k`, and a table of grams
-is a sorted array that a binary search finds its way in.
+is a sorted array for binary search.
 """
 
 from collections.abc import Sequence
@@ -39,13 +39,13 @@ def train_ngram(output_path: str, *, tokens: str, order: int) -> dict[str, float
 
 
 class GramTable:
-    """The n-grams of one length, with their counts and what smoothing asks of their contexts."""
+    """The n-grams of one length, with their counts, and numbers of their contexts for smoothing."""
 
     def __init__(self, grams: Integers, counts: Integers, vocabulary_size: int) -> None:
         self.grams = grams
         self.counts = counts
         self.vocabulary_size = vocabulary_size
-        # The grams are sorted, so those that share a context lie side by side.
+        # The grams are sorted, so those that share a context are adjacent.
         self.contexts, first = np.unique(grams // vocabulary_size, return_index=True)
         self.totals = np.add.reduceat(counts, first)
         self.continuations = np.diff(first, append=len(grams))
@@ -57,8 +57,8 @@ class GramTable:
     def interpolate(self, grams: Integers, shorter: Floats) -> Floats:
         """P(last token | context) of each gram, `shorter` being the same with a shorter context.
 
-        Each seen gram gives up `discount` of its count; what a context thus collects is dealt out
-        over the whole vocabulary in proportion to `shorter`. An unseen context leaves `shorter`.
+        Each seen gram gives up `discount` of its count. The sum for a context is distributed over
+        the whole vocabulary in proportion to `shorter`. An unseen context has `shorter` itself.
         """
         row, seen = _find(self.contexts, grams // self.vocabulary_size)
         collected = self.discount * self.continuations[row] * shorter
@@ -89,14 +89,14 @@ class NgramModel:
     ) -> Self:
         """Fits a model on token ids; `boundary` is the id that closes a document."""
         if len(tokens) == 0:
-            raise ValueError("A model cannot be trained on no tokens.")
+            raise ValueError("There are no tokens to train a model on.")
         grams, counts = np.unique(
             _grams(tokens, order, vocabulary_size, boundary), return_counts=True
         )
         tables = [GramTable(grams, counts, vocabulary_size)]
         for length in range(order - 1, 0, -1):
-            # Kneser and Ney: below the longest grams, what counts is not how often a gram occurs
-            # but after how many different tokens it does.
+            # Kneser and Ney: the count of a shorter gram is the number of different tokens before
+            # it, instead of the number of its occurrences.
             grams, counts = np.unique(grams % vocabulary_size**length, return_counts=True)
             tables.insert(0, GramTable(grams, counts, vocabulary_size))
         return cls(vocabulary_size, boundary, tables)

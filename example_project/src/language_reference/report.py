@@ -1,4 +1,4 @@
-"""What the evaluation says, in words and in a picture."""
+"""The results of the evaluation, in words and in a chart."""
 
 import io
 from collections.abc import Sequence

@@ -35,9 +35,9 @@ def train_tokenizer(output_path: str, *, split: str, vocabulary_size: int) -> di
 
 
 def tokenize_split(output_path: str, *, split: str, tokenizer: str, part: str) -> dict[str, float]:
-    """Encodes one side of the split as a single array of token ids, each document closed by a mark.
+    """Encodes one side of the split as one array of token ids, with a mark after each document.
 
-    Beside the array lie the numbers that a model needs to read it.
+    `tokens.json` has the numbers that a model needs to read the array.
     """
     encoder = load_tokenizer(tokenizer)
     end = encoder.token_to_id(END_OF_TEXT)

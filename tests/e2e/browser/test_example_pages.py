@@ -146,7 +146,7 @@ def test_the_page_of_an_asset_tells_what_it_is_and_how_it_was_built(
     page.set_viewport_size({"width": 1400, "height": 1500})
     page.goto(f"{server.url}/assets/{step.name}")
 
-    said = {
+    shown = {
         "output_path": step.output_path,
         "name_with_hash": step.name_with_hash,
         "hash_id": step.hash_id,
@@ -156,7 +156,7 @@ def test_the_page_of_an_asset_tells_what_it_is_and_how_it_was_built(
         "cache": "built",
         "files": "5",
     }
-    for key, value in said.items():
+    for key, value in shown.items():
         row = page.locator("tr").filter(has=page.get_by_text(f"marin/{key}", exact=True))
         expect(row).to_contain_text(value)
     for title, value in {"Storage": step.output_path, "Kinds": "cpumarin"}.items():
@@ -183,7 +183,7 @@ def test_the_pictures_of_the_readme_are_taken(
     assert (pictures / f"{name}.png").stat().st_size < 150_000
 
 
-def test_a_second_time_everything_is_served_and_the_pages_say_so(
+def test_a_second_time_everything_is_served_and_the_pages_show_it(
     page: Page, server: DagsterServer, built: str, cached: str, steps: dict[str, StepSpec]
 ) -> None:
     events = _events(server, cached)
