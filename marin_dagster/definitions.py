@@ -1,4 +1,4 @@
-"""``build_definitions``: everything a code location needs, from steps alone."""
+"""``build_definitions``: everything that a code location needs, made from steps."""
 
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -17,12 +17,12 @@ from marin_dagster.runners import Runner
 
 
 class MarinDefinitions(dg.Definitions):
-    """Definitions that run everything with our job's executor, yet merge with any other.
+    """Definitions whose default executor is that of their job, and that merge with any others.
 
-    ``Definitions.merge`` refuses two executors. So the ``executor`` field stays empty: loaded by
-    itself, this code location defaults to the executor of its job. Merged, our job keeps ours, and
-    everything else, the UI's Materialize included, has the others' executor or Dagster's default;
-    give one of them ``executor=marin_executor`` to keep ours for all.
+    ``Definitions.merge`` refuses two executors, so the ``executor`` field stays empty. Loaded
+    alone, the code location defaults to the executor of its job. Merged, our job keeps its
+    executor; everything else, including the UI's Materialize, uses the executor of the other
+    definitions or Dagster's default. Give those ``executor=marin_executor`` to use it everywhere.
     """
 
     @cached_method
@@ -57,40 +57,42 @@ def build_definitions(
     retry_policy: dg.RetryPolicy | None = None,
     group_name: str | None = None,
 ) -> dg.Definitions:
-    """Assets with checks, IO manager, executor and one job over all, and a schedule when wanted.
+    """Assets with checks, an IO manager, an executor and one job over all; optionally a schedule
+    and a sensor.
 
-    Nothing is read or written in the store, so a code location loads while the store is away. The
-    result merges with other ``Definitions``, also with ones that have an executor; see
-    :class:`MarinDefinitions` for who runs what then.
+    Reads and writes nothing in the store, so a code location loads while the store is unreachable.
+    The result merges with other ``Definitions``, also with ones that have an executor; see
+    :class:`MarinDefinitions` for which executor then runs what.
 
     Args:
         steps: the steps, or a function that returns them, or their graph; dependencies need not be
             listed.
-        max_concurrent: how many steps run at once unless the run's config says otherwise; 0 means
-            the default, 8.
+        max_concurrent: how many steps run at once, unless the run's config sets another number; 0
+            means the default, 8.
         translator: how a step looks in Dagster.
-        executor: instead of :data:`marin_executor`.
-        runners: engines for steps with resources, made in code, by name; those of the run's config
-            come beside them. Not together with ``executor``.
+        executor: replaces :data:`marin_executor`.
+        runners: runners for steps with resources, by name; the run's config can add others. Not
+            together with ``executor``.
         job_name: name of the job over all steps. Results with different job names merge, unless
             two of their asset keys differ only in characters that op names write as ``_``
             (``a-b`` and ``a.b``): Dagster then reports conflicting node definitions. Give one
             of them other keys, such as a prefix, with a translator.
-        schedule: cron expression, in UTC, of a schedule ``<job_name>_schedule`` that runs what the
-            cache does not have. For a time zone, config or tags, see
+        schedule: cron expressions, in UTC, of a schedule ``<job_name>_schedule`` that runs what
+            the cache does not have. For a time zone, config or tags, see
             :func:`build_marin_schedule`.
-        cache_sensor: also a sensor, ``<job_name>_cache_sensor``, that reports what others build and
-            remove in the store; :func:`build_marin_cache_sensor` has more to set.
-        checks: the check ``cache_integrity`` of each asset, evaluated by its step's own op;
-            :func:`build_marin_checks` has what it compares.
-        retry_policy: when a run tries a step again that has failed, such as
+        cache_sensor: adds a sensor, ``<job_name>_cache_sensor``, that reports what others build and
+            remove in the store; :func:`build_marin_cache_sensor` has more settings.
+        checks: adds the check ``cache_integrity`` to each asset, evaluated in the step's op; see
+            :func:`build_marin_checks` for what it compares.
+        retry_policy: when a run retries a failed step, such as
             ``dg.RetryPolicy(max_retries=2, delay=60)``; never when None. For single steps, override
             :meth:`DagsterMarinTranslator.get_retry_policy`.
-        group_name: the group of every asset to which the translator gives none; see
-            :func:`build_marin_assets` for the groups without.
+        group_name: group of the assets to which the translator gives none; see
+            :func:`build_marin_assets` for the default.
 
     Raises:
         GraphError: the graph is wrong; see :meth:`StepGraph.from_steps`.
+        CollisionError: two steps have one asset key.
         ValueError: ``max_concurrent`` is negative, or ``executor`` and ``runners`` are both given.
     """
     if executor is not None and runners:
@@ -125,5 +127,5 @@ def build_definitions(
 
 @cache
 def _default_io_manager() -> MarinIOManager:
-    # One object for all: Definitions.merge accepts a resource key twice only for the same object.
+    # Shared: Definitions.merge accepts a resource key twice only for the same object.
     return MarinIOManager()

@@ -29,20 +29,19 @@ def build_marin_assets(
 ) -> Sequence[MarinAsset]:
     """One asset for each step and each of its transitive dependencies.
 
-    Nothing is read or written in the store. A step without a function becomes an external asset:
-    data that something else makes.
+    Reads and writes nothing in the store. A step without a function becomes an external asset.
 
     Args:
         steps: the steps, or a function that returns them, or their graph.
         translator: how a step looks in Dagster.
         io_manager_key: resource key of the :class:`MarinIOManager` that commits the outputs.
-        group_name: the group of every asset to which the translator gives none. Without, a graph of
-            up to 40 steps is in Dagster's default group; in a larger one, a step whose name has
-            several parts is in the group of the first, ``data`` for ``data/raw``.
-        checks: with the check ``cache_integrity`` of each asset that runs build, evaluated by the
-            step's own op; :func:`build_marin_checks` has what it compares, and makes checks apart.
-        retry_policy: when a run tries a step again, for steps to which the translator gives no
-            policy of their own.
+        group_name: group of the assets to which the translator gives none. By default, a graph of
+            up to 40 steps is in Dagster's default group; in a larger graph, a step whose name has
+            several parts is in the group of the first part, ``data`` for ``data/raw``.
+        checks: adds the check ``cache_integrity`` to each asset that a run can build, evaluated in
+            the step's op; see :func:`build_marin_checks` for what it compares.
+        retry_policy: when a run retries a failed step, unless the translator gives the step a
+            policy.
 
     Returns:
         ``AssetsDefinition`` of the steps with a function and ``AssetSpec`` of the others, for
@@ -50,7 +49,7 @@ def build_marin_assets(
 
     Raises:
         GraphError: the graph is wrong; see :meth:`StepGraph.from_steps`.
-        CollisionError: also when two steps have one asset key.
+        CollisionError: two steps have one asset key.
     """
     marin = MarinGraph.of(
         steps, translator=translator, io_manager_key=io_manager_key, group_name=group_name
@@ -59,7 +58,7 @@ def build_marin_assets(
     assets: list[MarinAsset] = []
     for path, step in marin.graph.steps.items():
         if is_external(step):
-            # So that ordinary assets load it as they load the others.
+            # So that other assets can load it as an input.
             assets.append(marin.specs[path].with_io_manager_key(marin.io_manager_key))
         else:
             policy = marin.translator.get_retry_policy(step) or retry_policy

@@ -1,4 +1,4 @@
-"""``History``: what one run can know of its steps' past, from Dagster's instance and the store."""
+"""``BuildHistory``: earlier builds of a run's steps, from Dagster's instance and the store."""
 
 import logging
 import threading
@@ -22,9 +22,9 @@ logger = logging.getLogger(__name__)
 
 @dataclass(eq=False)
 class BuildHistory:
-    """The past of the steps that one run builds. All of it is read once, when the first step asks.
+    """Earlier builds of the steps of one run. All are read at once, when the first step needs one.
 
-    Safe to use from several threads.
+    Thread-safe.
     """
 
     instance: dg.DagsterInstance
@@ -38,19 +38,19 @@ class BuildHistory:
     def outlook(
         self, graph: StepGraph, looks: Mapping[str, LookUp], keys: Mapping[str, dg.AssetKey]
     ) -> ExpectedReasons:
-        """Why steps of a graph would run. Never raises for what it cannot read.
+        """Why steps of a graph would run. Reasons that cannot be read are left out.
 
         Args:
             graph: the steps.
-            looks: what a look-up has found of each step that would run, by output path.
-            keys: the asset of each output path.
+            looks: the look-up of each step that would run, by output path.
+            keys: the asset key of each output path.
         """
         if not looks:
             return ExpectedReasons()
         try:
             builds = self._last_builds()
         except Exception:
-            # The storage is the user's choice, and so are its errors.
+            # Any exception: the storage is the user's choice.
             logger.debug("could not read the assets' last materializations", exc_info=True)
             builds = {}
         last = {path: builds[keys[path]] for path in looks if keys[path] in builds}
@@ -59,18 +59,18 @@ class BuildHistory:
     def reasons(
         self, attempt: Attempt, key: dg.AssetKey, graph: StepGraph, log: dg.DagsterLogManager
     ) -> Reasons:
-        """Why an attempt to build an asset was begun. Never raises for what it cannot read."""
+        """Why an attempt to build an asset began. Reasons that cannot be read are left out."""
         try:
             last = self._last_builds().get(key)
         except Exception:
-            # The storage is the user's choice, and so are its errors.
+            # Any exception: the storage is the user's choice.
             log.debug("could not read the asset's last materialization", exc_info=True)
             last = None
         return find_reasons(attempt, self.earlier, last=last, graph=graph.steps)
 
     def was_finished(self, attempt: Attempt, key: dg.AssetKey) -> bool:
-        """Whether the instance knows a finished output where an attempt builds one. Never raises
-        for what it cannot read."""
+        """Whether the instance has recorded a finished output at the attempt's path; False when its
+        records cannot be read."""
         try:
             last = self._last_builds().get(key)
         except Exception:

@@ -1,4 +1,4 @@
-"""The asset check ``cache_integrity``: do the files beside an output agree with its step?"""
+"""The asset check ``cache_integrity`` in an op apart from its step's."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,27 +16,27 @@ from marin_dagster.steps import StepGraph, StepLike
 def build_marin_checks(
     steps: Steps, *, translator: DagsterMarinTranslator | None = None
 ) -> Sequence[dg.AssetChecksDefinition]:
-    """The check ``cache_integrity`` of each step that runs build, in an op of its own.
+    """The check ``cache_integrity`` of each step that a run can build, each in a separate op.
 
     For assets of :func:`build_marin_assets` that are checked apart from their builds. With
-    ``build_marin_assets(…, checks=True)`` the step's own op checks what it has built or served,
-    which costs a run less; an asset has one or the other.
+    ``build_marin_assets(…, checks=True)`` the step's op also checks what it built or served, which
+    is cheaper. An asset can have one of the two.
 
-    The check passes when the output's record is there, can be read, and names the step, its
-    attributes and its dependencies, and when the output has not drifted. It blocks nothing. Where
-    nothing is finished there is nothing to check, and it passes. An output that Dagster knows and
-    that is gone is a warning when a run of everything would build it again; when nothing needs it,
-    the check passes and mentions it.
+    The check passes when the output's record exists, is readable, names the step, its attributes
+    and its dependencies, and the output has not drifted. It also passes when no output is finished.
+    If Dagster has recorded an output that is now gone, the check warns when a run of the whole
+    graph would rebuild it, and otherwise passes and mentions it. It never blocks downstream steps.
 
     Args:
-        steps: the steps, or a function that returns them; those of the assets.
-        translator: that of the assets.
+        steps: the steps of the assets, or a function that returns them, or their graph.
+        translator: the translator of the assets.
 
     Returns:
         The definitions, for ``dg.Definitions(asset_checks=…)``.
 
     Raises:
         GraphError: the graph is wrong; see :meth:`StepGraph.from_steps`.
+        CollisionError: two steps have one asset key.
     """
     marin = MarinGraph.of(steps, translator=translator)
     # An op for each: in a run that also materializes, Dagster leaves a check out when its step
@@ -77,7 +77,7 @@ class IntegrityOp:
     def __call__(
         self, context: dg.AssetCheckExecutionContext, inputs: Mapping[str, Any]
     ) -> Iterator[dg.AssetCheckEvaluation]:
-        # The key as it is in this job: it may have been changed after build_marin_checks.
+        # The key in this job: Definitions.map_asset_specs or a prefix may have changed it.
         (check,) = context.selected_asset_check_keys
         entry = last_events(context.instance, [check.asset_key]).get(check.asset_key)
         yield evaluate(self.step, self.graph, check.asset_key, entry)

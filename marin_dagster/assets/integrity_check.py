@@ -1,4 +1,4 @@
-"""One evaluation of the asset check ``cache_integrity``, in a step's op or by the executor."""
+"""Evaluates the asset check ``cache_integrity``: do the files beside an output match its step?"""
 
 from collections.abc import Callable
 from typing import Any
@@ -32,35 +32,35 @@ def evaluate(
     """Compare the files beside a step's output with the step. Reads only.
 
     Args:
-        step: a step that runs build.
-        graph: its graph: what reads an output decides whether anything misses it.
-        key: the asset as it is in this job.
-        entry: what the instance recorded last of the asset; not needed of an output that this run
-            has just recorded.
+        step: a step that a run can build.
+        graph: its graph, which decides whether a run needs the output.
+        key: the asset's key in this job.
+        entry: what the instance last recorded of the asset; None for an output that this run has
+            just recorded.
 
     Raises:
-        StoreError: the store does not tell the status.
+        StoreError: the status could not be read.
     """
     look = check_integrity(step)
     faults, passed, severity = look.faults, False, dg.AssetCheckSeverity.ERROR
     if look.status is not Status.SUCCESS:
         if look.status is Status.RUNNING or last_output_path(entry) != step.output_path:
             status = look.status or "nothing there"
-            said = f"Nothing is finished, so there is nothing to check (status: {status})."
+            text = f"Nothing is finished, so there is nothing to check (status: {status})."
             passed = True
         elif look.status is None:
-            # Who removes an output may have good reasons, and a run rebuilds what it needs.
+            # Not an error: an output may be removed on purpose, and a run rebuilds what it needs.
             needed = graph.is_needed(step.output_path, _is_built(graph))
-            said, passed, severity = removed(needed), not needed, dg.AssetCheckSeverity.WARN
+            text, passed, severity = removed(needed), not needed, dg.AssetCheckSeverity.WARN
         else:
-            said = FAILED_AGAIN
-            faults = (said,)
+            text = FAILED_AGAIN
+            faults = (text,)
     elif faults:
-        said = " ".join(faults)
+        text = " ".join(faults)
     elif look.drift:
-        said, severity = look.drift.message, dg.AssetCheckSeverity.WARN
+        text, severity = look.drift.message, dg.AssetCheckSeverity.WARN
     else:
-        said, passed = "The record agrees with the step.", True
+        text, passed = "The record agrees with the step.", True
     metadata: dict[str, Any] = {OUTPUT_PATH: dg.MetadataValue.path(step.output_path)}
     if faults:
         metadata[FAULTS] = sendable(" ".join(faults))
@@ -72,14 +72,14 @@ def evaluate(
         passed=passed,
         severity=dg.AssetCheckSeverity.WARN if passed else severity,
         metadata=metadata,
-        description=sendable(said),
+        description=sendable(text),
         target_materialization_data=_target(entry),
         blocking=False,
     )
 
 
 def unknown(key: dg.AssetKey, error: MarinDagsterError) -> dg.AssetCheckEvaluation:
-    """The evaluation of an output that was served or built, and that the store hides now."""
+    """The evaluation of an output that was served or built and can no longer be read."""
     return dg.AssetCheckEvaluation(
         asset_key=key,
         check_name=CHECK_NAME,

@@ -26,7 +26,6 @@ from marin_dagster.cache import (
 from marin_dagster.errors import OutputNotReadyError, RecordError, StepError
 from marin_dagster.events.asset_records import last_events, last_version
 from marin_dagster.events.metadata import (
-    SERVED,
     finished_at,
     hit_facts,
     last_output_path,
@@ -42,7 +41,6 @@ from marin_dagster.events.metadata_keys import (
     FILES,
     NAME_WITH_HASH,
     OUTPUT_PATH,
-    REASON,
 )
 from marin_dagster.events.previews import previews_of
 from marin_dagster.steps import is_mutable
@@ -55,11 +53,11 @@ class StepOutput:
     """A finished output of a step, as an asset downstream receives it."""
 
     path: str
-    """Where it lies: a local folder or a URL."""
+    """A local folder or a URL."""
     name_with_hash: str
     """The step that made it; of a lazy artifact, its address."""
     record: ArtifactRecord | None
-    """What its function returned, from what and by whom it was made."""
+    """What the function returned, the step's attributes and dependencies, and the builder."""
 
     @property
     def result(self) -> dict[str, Any] | None:
@@ -81,12 +79,12 @@ class MarinIOManager(dg.ConfigurableIOManager):
     lease_stale_s: float = Field(
         default=_DEFAULT_TIMING.stale_s,
         gt=0,
-        description="Seconds without renewal after which another worker may take an output over.",
+        description="Seconds without renewal after which another worker may take the lease over.",
     )
     lease_poll_s: float = Field(
         default=_DEFAULT_TIMING.poll_s,
         gt=0,
-        description="Seconds between looks at an output that another worker is building.",
+        description="Seconds between checks of an output that another worker is building.",
     )
     previews: bool = Field(
         default=True,
@@ -118,7 +116,7 @@ class MarinIOManager(dg.ConfigurableIOManager):
         """Commit an attempt, or report a cache hit; add the materialization's metadata.
 
         Raises:
-            StepError: the value is no output of a step.
+            StepError: the value is not the output of a step.
             MarinDagsterError: the commit failed; the attempt is marked as failed.
         """
         if isinstance(obj, Attempt):
@@ -132,7 +130,7 @@ class MarinIOManager(dg.ConfigurableIOManager):
             metadata: dict[str, Any] = {CACHE: "built", DURATION_S: seconds}
         elif isinstance(obj, Hit):
             record = record_of(obj, context.log)
-            metadata = {REASON: SERVED, **hit_facts(obj, record)}
+            metadata = hit_facts(obj, record)
         else:
             raise StepError(
                 f"asset {context.asset_key.to_user_string()!r}: its IO manager commits outputs of "
@@ -140,32 +138,32 @@ class MarinIOManager(dg.ConfigurableIOManager):
                 "io_manager_key."
             )
         if is_mutable(obj.step):
-            # By this the cache sensor knows the build again.
+            # The cache sensor recognizes the build by it.
             metadata |= finished_at(obj.folder)
         if (files := _files(context, obj.folder)) is not None:
             metadata |= {FILES: len(files), BYTES: sum(files.values())}
             if self.previews:
                 metadata |= previews_of(obj.folder, files, log=context.log.warning)
-        # On the materialization alone; as the output's, it would be in the next event once more.
+        # Only on the materialization: metadata of the output is stored in a second event, too.
         context.step_context.add_asset_metadata(
             output_metadata(obj.folder, record, metadata), asset_key=context.asset_key
         )
 
     def load_input(self, context: dg.InputContext) -> Any:
-        """Load a finished output, in the form that the input's annotation asks for.
+        """Load a finished output as the type of the input's annotation.
 
-        ``str`` and ``pathlib.Path`` receive the output path, a pydantic model the record's
-        ``result`` validated, ``dict`` the ``result`` as it is, anything else a
+        ``str`` and ``pathlib.Path`` receive the output path, a pydantic model the validated
+        ``result`` of the record, ``dict`` the plain ``result``, anything else a
         :class:`StepOutput`.
 
-        A step of another code location, which an ``AssetSpec`` stands for here, is loaded from the
+        A step of another code location, which an ``AssetSpec`` represents here, is loaded from the
         output path of its last materialization.
 
         Raises:
             OutputNotReadyError: the output is missing or not finished, or its record does not hold
-                what the annotation asks for.
-            StepError: neither the asset's definition nor its last materialization names the output
-                of a step.
+                what the annotation needs.
+            StepError: neither the asset's definition nor its last materialization has the output
+                path of a step.
         """
         name, path = _source(context)
         where = f"step {name} ({path})"
@@ -182,7 +180,7 @@ class MarinIOManager(dg.ConfigurableIOManager):
         if isinstance(wanted, type) and issubclass(wanted, pathlib.PurePath):
             if not folder.is_local:
                 raise OutputNotReadyError(
-                    f"{where}: a pathlib path cannot name it. Annotate the input with str."
+                    f"{where}: a pathlib path cannot name a URL. Annotate the input with str."
                 )
             return wanted(folder.path)
         output = StepOutput(path, name, read_record(folder))
@@ -203,7 +201,7 @@ def cache_of(resources: Any, io_manager_key: str, asking: str) -> StepCache:
     Args:
         resources: what Dagster gives as ``context.resources``.
         io_manager_key: the IO manager's resource key.
-        asking: who asks, for the error.
+        asking: the caller, as the error names it.
 
     Raises:
         StepError: the resource is something else.
@@ -211,14 +209,14 @@ def cache_of(resources: Any, io_manager_key: str, asking: str) -> StepCache:
     cache: StepCache | None = getattr(getattr(resources, io_manager_key), "cache", None)
     if cache is None:
         raise StepError(
-            f"{asking}: the resource {io_manager_key!r} is no MarinIOManager. Give one, or another "
-            "io_manager_key."
+            f"{asking}: the resource {io_manager_key!r} is not a MarinIOManager. Make it one, or "
+            "give another io_manager_key."
         )
     return cache
 
 
 def _source(context: dg.InputContext) -> tuple[str, str]:
-    """The step to load, as its code location calls it, and its output path."""
+    """The name of the step to load, in its code location, and its output path."""
     upstream = context.upstream_output
     metadata = (upstream.definition_metadata if upstream else None) or {}
     address = metadata.get(NAME_WITH_HASH, metadata.get(ADDRESS))
@@ -235,7 +233,7 @@ def _source(context: dg.InputContext) -> tuple[str, str]:
             "step, materialize it there first; else load it with the IO manager that stored it."
         )
     record = None
-    with suppress(RecordError):  # who needs it reads it again, and reports it
+    with suppress(RecordError):  # whatever needs the record reads it again and reports the error
         record = read_record(OutputDir.at(path))
     if record is None or not record.name:
         return key.to_user_string(), path
@@ -245,7 +243,7 @@ def _source(context: dg.InputContext) -> tuple[str, str]:
 
 
 def _plain_type(annotation: Any) -> Any:
-    """The class that an annotation asks for: without type arguments, and without ``| None``."""
+    """The class of an annotation, without type arguments and ``| None``."""
     if typing.get_origin(annotation) in (typing.Union, types.UnionType):
         others = [part for part in typing.get_args(annotation) if part is not type(None)]
         annotation = others[0] if len(others) == 1 else None

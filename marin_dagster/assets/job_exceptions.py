@@ -1,7 +1,7 @@
-"""Dagster's own exceptions, ``Failure`` and ``RetryRequested``, on their way back from a job.
+"""Carries Dagster's exceptions ``Failure`` and ``RetryRequested`` from a job back to its op.
 
-The job's worker writes one down as JSON (:func:`describe`), and the op raises it again
-(:func:`restore`), so that retries and metadata are as for a step that runs in a thread.
+The job's worker writes one as JSON (:func:`describe`), and the op raises it again
+(:func:`restore`), so that retries and metadata work as for a step that runs in a thread.
 """
 
 import logging
@@ -14,11 +14,11 @@ from marin_dagster.errors import RemoteFunctionError
 logger = logging.getLogger(__name__)
 
 DESCRIBERS = {"dagster": __name__}
-"""For :class:`~marin_dagster.runners.Controls`."""
+"""For :class:`~marin_dagster.runners.DriverCallbacks`."""
 
 
 def describe(error: BaseException) -> Any:
-    """JSON from which :func:`restore` makes the exception; None for one that only fails."""
+    """JSON from which :func:`restore` makes the exception; None for any other exception."""
     if isinstance(error, dg.RetryRequested):
         return {
             "retry": {"max_retries": error.max_retries, "seconds_to_wait": error.seconds_to_wait}
@@ -45,11 +45,15 @@ def restore(error: RemoteFunctionError) -> Exception:
 
 
 def _readable(metadata: dict[str, str]) -> dict[str, Any]:
-    """The metadata, without what only the worker's release of Dagster has."""
+    """The metadata, without values that only the worker's release of Dagster can read."""
     found: dict[str, Any] = {}
     for name, text in metadata.items():
         try:
             found[name] = dg.deserialize_value(text)
         except Exception:
-            logger.warning("metadata %r of a failure cannot be read here", name, exc_info=True)
+            logger.warning(
+                "metadata %r of a failure cannot be read by this release of Dagster",
+                name,
+                exc_info=True,
+            )
     return found

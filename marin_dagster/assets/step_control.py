@@ -1,8 +1,7 @@
-"""``StepControl``: what an executor tells the step that runs in the current context.
+"""``StepControl``: an executor's settings for the step that runs in the current context.
 
-An executor that knows about the cache sets one for each step; under any other executor a step runs
-with the defaults. It also is the executor's handle on the step: its open attempts, and a way to
-interrupt its function.
+Our executor sets one for each step; under any other executor a step runs with the defaults. It is
+also the executor's handle on the step: its open attempts, and a way to interrupt its function.
 """
 
 import asyncio
@@ -29,11 +28,11 @@ class StepControl:
     retry_failed: bool = True
     """Build again when the last attempt failed."""
     hit_expected: bool = False
-    """The output was seen finished and its inputs were pruned: serve it or fail."""
+    """The look-up found the output finished, and its inputs were pruned: serve it or fail."""
     attempts: list[Attempt] = field(default_factory=list)
-    """Attempts that the step has begun; the executor abandons what is still open at the end."""
+    """Attempts that the step began; at the end the executor abandons those still open."""
     captured: Callable[[], AbstractContextManager[None]] = nullcontext
-    """Makes the context in which what is written belongs to the step's log."""
+    """Makes a context in which stdout and stderr go to the step's log."""
     log_levels: Mapping[str, int] = field(default_factory=dict)
     """The lowest level of Python's loggers in the step's job, by name."""
     place: Placement = INLINE_PLACEMENT
@@ -41,15 +40,15 @@ class StepControl:
     runners: Mapping[str, Runner] = field(default_factory=dict)
     """Every runner of the run, by name."""
     from_script: bool = False
-    """The run's process is the user's own script."""
+    """Whether the run's process is the user's script."""
     failures: list[BaseException] | None = None
-    """Where to leave what the step's attempt raised, for who wants the exception itself."""
+    """Collects the exceptions of the step's attempt, for callers that need the objects."""
     history: BuildHistory | None = None
-    """What the run knows of its steps' past; None where each step asks for itself."""
+    """Earlier builds of the run's steps; None when each step reads its own."""
     drifts: DriftLog = field(default_factory=DriftLog)
     """Warns of drifted outputs, once in a run."""
     event_loop: asyncio.AbstractEventLoop | None = None
-    """A loop of the step's own, closed at the end."""
+    """The step's own loop, closed at the end."""
     _stop: threading.Event = field(default_factory=threading.Event)
     _mutex: threading.Lock = field(default_factory=threading.Lock)
     _in_user_code: int | None = None
@@ -62,7 +61,7 @@ class StepControl:
 
     @contextmanager
     def failing(self) -> Iterator[None]:
-        """Leave what the body raises in :attr:`failures`; Dagster keeps only its text."""
+        """Add what the body raises to :attr:`failures`; Dagster keeps only its text."""
         try:
             yield
         except GeneratorExit:
@@ -78,7 +77,7 @@ class StepControl:
 
     @contextmanager
     def waking(self, wake: Callable[[], None]) -> Iterator[None]:
-        """Have ``wake`` called when the step is interrupted, now if it is already."""
+        """Call ``wake`` when the step is interrupted, at once if it already is."""
         with self._mutex:
             self._wakers.append(wake)
             stopped = self._stop.is_set()
@@ -94,7 +93,7 @@ class StepControl:
     def user_code(self) -> Iterator[None]:
         """Mark the time in which :meth:`interrupt` may raise into this thread.
 
-        Nothing of the cache happens in it, so that no lease or file is left half-way.
+        No cache operation happens in it, so an interrupt leaves no lease or file half-written.
         """
         self.check()
         with self._mutex:
@@ -106,7 +105,8 @@ class StepControl:
             with self._mutex:
                 thread, self._in_user_code = self._in_user_code, None
             if self._stop.is_set() and thread is not None:
-                # Raised already, or about to be: it must not go off later, outside user code.
+                # Cancel an exception that is still pending: it must not be raised later, outside
+                # user code.
                 ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), None)
         self.check()
 
@@ -131,4 +131,4 @@ class StepControl:
 step_control: contextvars.ContextVar[StepControl | None] = contextvars.ContextVar(
     "marin_dagster_step_control", default=None
 )
-"""The control of the step that runs in this context; None under executors that set none."""
+"""The control of the step that runs in this context; None under other executors."""

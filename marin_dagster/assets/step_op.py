@@ -1,4 +1,4 @@
-"""``StepOp``: what a step's op does: serve the output from the cache, or build it."""
+"""``StepOp``: the compute function of a step's op."""
 
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -72,12 +72,12 @@ class StepOp:
     graph: StepGraph
     io_manager_key: str
     input_steps: Mapping[str, StepLike]
-    """The step behind each input of the op that is one."""
+    """The step of each of the op's inputs that is the output of one."""
 
     def __call__(
         self, context: dg.AssetExecutionContext, inputs: Mapping[str, Any]
     ) -> Iterator[dg.Output[Any] | dg.AssetCheckEvaluation]:
-        # The keys as they are in this job: they may have been changed after build_marin_assets.
+        # The keys in this job: Definitions.map_asset_specs or a prefix may have changed them.
         makes_asset = bool(context.selected_asset_keys)
         if makes_asset:
             control = step_control.get()
@@ -88,8 +88,8 @@ class StepOp:
                 yield from self._serve_or_build(context, control)
         for check in context.selected_asset_check_keys:
             evaluation = self._check(context, check.asset_key, has_output=makes_asset)
-            # Not as an AssetCheckResult: for that, Dagster reads the asset's last materialization,
-            # which costs more than the whole check.
+            # Not an AssetCheckResult: for it Dagster reads the asset's last materialization, which
+            # costs more than the whole check.
             yield dg.Output(None, CHECK_NAME)
             yield evaluation
 
@@ -102,7 +102,7 @@ class StepOp:
         except MarinDagsterError as error:
             if not has_output:
                 raise
-            # The output is committed and recorded; its step has not failed.
+            # The output is committed and recorded, so the step must not fail.
             return unknown(key, error)
 
     def _serve_or_build(
@@ -110,7 +110,7 @@ class StepOp:
     ) -> Iterator[dg.Output[Any]]:
         cache = cache_of(context.resources, self.io_manager_key, f"step {address(self.step)}")
         adopted = [dep for dep in self.step.deps if adopted_source(dep) is not None]
-        # What is finished needs its inputs no more.
+        # A finished output needs no inputs.
         if adopted and cache.look_up(self.step).state is not CacheState.HIT:
             for dep in adopted:
                 _register(dep, cache, control, context)
@@ -131,12 +131,12 @@ class StepOp:
         control.attempts.append(outcome)
         try:
             for dep in self.step.deps:
-                if is_pinned(dep):  # the other inputs are looked at once the step is built
+                if is_pinned(dep):  # drift of the other inputs is reported once the step is built
                     _built_version(dep, _warn(context, control))
             metadata = self._build(context, outcome, control)
             yield self._output(context, outcome, control, metadata)
         finally:
-            # The IO manager has committed it by now, unless something went wrong on the way.
+            # Does nothing once the IO manager has committed it.
             outcome.abandon()
 
     def _build(
@@ -158,7 +158,7 @@ class StepOp:
         history = control.history or BuildHistory(context.instance, [key])
         reasons = history.reasons(attempt, key, self.graph, context.log)
         if attempt.previous is Status.RUNNING and history.was_finished(attempt, key):
-            # The worker that had begun it again could not report its own death.
+            # The worker that began to rebuild it died and could not report that.
             context.log_event(cut_off(key, self.step))
         context.log.info(f"{address(self.step)} runs: {reasons.text}")
         metadata: dict[str, Any] = {REASON: reasons.text}
@@ -173,11 +173,11 @@ class StepOp:
         control: StepControl,
         metadata: Mapping[str, Any] | None = None,
     ) -> dg.Output[Any]:
-        # What was built from a drifted input deserves a warning, as in Marin; what is served not.
+        # As in Marin, a build from a drifted input warns; a hit does not.
         warn = _warn(context, control) if isinstance(value, Attempt) else None
         keys = context.assets_def.keys_by_input_name
-        # Dagster cannot know the version of a dependency that this instance never materialized,
-        # and would call the output stale as soon as it did.
+        # Dagster does not know the version of a dependency that this instance never materialized,
+        # and would call the output stale once the instance did.
         tags = {
             input_version_tag(keys[name]): version
             for name, step in self.input_steps.items()
@@ -185,7 +185,7 @@ class StepOp:
         }
         version = data_version(self.step)
         if isinstance(value, Hit) and value.drift is not None:
-            # What is there was built by another recipe, and Dagster is to show it as out of date.
+            # The output was built by another recipe: Dagster shows it as out of date.
             version = recorded_version(self.step, value.drift)
             tags[CODE_VERSION_TAG] = recorded_code_version(self.step, value.drift) or version
             metadata = {DRIFT: sendable(value.drift.message)}
@@ -212,11 +212,10 @@ def _warn(
 
 
 def _warn_of_executor(context: dg.AssetExecutionContext) -> None:
-    """Log, once in a run, what another executor than ours does not do."""
+    """Log, once in a run, what an executor other than ours does not do."""
     job = context.job_def
     chosen = context.run.step_keys_to_execute
-    # Each step may have a process of its own, and they know nothing of each other: the first one
-    # speaks for all.
+    # Each step may run in a separate process, so only the first one logs it.
     first = next(
         (
             node.name
@@ -229,7 +228,7 @@ def _warn_of_executor(context: dg.AssetExecutionContext) -> None:
     if context.op_execution_context.op_handle.name == first and context.retry_number == 0:
         context.log.warning(
             f"This run's executor is {job.executor_def.name!r}, not marin_executor. It starts "
-            "every selected step, also those that are cached or that nothing needs, and knows "
+            "every selected step, also those that are cached or that nothing needs, and has "
             "neither force nor runners: steps with resources run in its own processes or threads, "
             "without limits. Give the code location our executor: "
             "dg.Definitions(..., executor=marin_executor)."
@@ -239,18 +238,18 @@ def _warn_of_executor(context: dg.AssetExecutionContext) -> None:
 def _built_version(
     step: StepLike, warn: Callable[[StepLike, Drift], None] | None = None
 ) -> str | None:
-    """The data version of a finished output; None where only Dagster can know it.
+    """The data version of a finished output; None where only Dagster knows it.
 
     Args:
         step: the step.
-        warn: receives its drift.
+        warn: called with its drift.
     """
     if is_mutable(step):
         return None
     if artifact_version(step) is None:
         return data_version(step)
     drift = None
-    with suppress(MarinDagsterError):  # what cannot be read tells nothing
+    with suppress(MarinDagsterError):  # unreadable: as if it had not drifted
         drift = find_drift(step, OutputDir.at(step.output_path))
     if drift is not None and warn is not None:
         warn(step, drift)
@@ -260,7 +259,7 @@ def _built_version(
 def _register(
     step: StepLike, cache: StepCache, control: StepControl, context: dg.AssetExecutionContext
 ) -> None:
-    """Write the record of adopted data, which is no asset that a run could build."""
+    """Write the record of adopted data, an external asset that no op builds."""
     run, warn = _identity(context, control), _warn(context, control)
     outcome = cache.begin(step, run=run, warn=warn, wait=control.wait, log=context.log.info)
     if isinstance(outcome, Attempt):
@@ -275,9 +274,9 @@ def _register(
 def _build(
     attempt: Attempt, control: StepControl, context: dg.AssetExecutionContext
 ) -> dict[str, Any]:
-    """Run the step's function where it belongs; metadata about the job that ran it.
+    """Run the step's function on its runner; metadata about the job that ran it.
 
-    What fails says so in its log, too: the UI offers no log for a step that wrote nothing.
+    An error goes to the step's log, too: the UI offers no log for a step that wrote nothing.
     """
     try:
         return _run(attempt, control, context)
@@ -304,7 +303,7 @@ def _run(
         describers=DESCRIBERS,
         log_levels=control.log_levels,
     )
-    # What the job writes belongs to the step's log.
+    # The job's output goes to the step's log.
     with control.captured():
         job, runner = None, place.runner
         if left_over is not None:

@@ -44,7 +44,7 @@ from marin_dagster.steps.resources import resources_dict
 _NOT_IN_KEYS = re.compile(r"[^A-Za-z0-9_.-]")
 _TAG_KEY = re.compile(r"(?!dagster/)([A-Za-z0-9_.-]{1,63}/)?[A-Za-z0-9_.-]{1,63}")
 _TAG_VALUE = re.compile(r"[A-Za-z0-9_.-]{1,63}")
-"""What Dagster takes; to it, an empty value is a tag without a value."""
+"""The tag values that Dagster accepts; an empty value would be a tag without a value."""
 _MOST_TAGS = 32
 
 
@@ -65,21 +65,20 @@ class DagsterMarinTranslator:
     def get_asset_key(self, step: StepLike) -> dg.AssetKey:
         """The asset's key: the step's name, split at ``/``.
 
-        Characters that Dagster's asset checks cannot carry are replaced: accents fall off, and
-        everything else becomes ``_``. Letters, digits, ``_``, ``-`` and ``.`` stay. (Dagster before
-        1.13.4 has no asset checks for keys with a ``.``; a translator can replace it there.)
+        Letters, digits, ``_``, ``-`` and ``.`` stay; accents are dropped, and every other character
+        becomes ``_``, because Dagster's asset checks refuse it. (Before Dagster 1.13.4 they also
+        refuse ``.``; a translator can replace it there.)
         """
         return dg.AssetKey([key_part(part) for part in step.name.split("/")])
 
     def get_asset_spec(self, step: StepLike) -> dg.AssetSpec:
         """The asset: key, dependencies, kinds, tags, description, code version and metadata.
 
-        Its group is that of the graph, see :func:`build_definitions`; a group that is given here
-        stays.
+        A group that is given here wins over that of :func:`build_definitions`.
 
-        The code version is the step's hash, which covers everything above it, so that Dagster calls
-        an asset stale exactly when the cache would rebuild it. That of a lazy artifact is its
-        version and fingerprint; a ``dev`` version, built every time, has none.
+        The code version is the step's hash, which covers everything upstream, so that Dagster calls
+        an asset stale exactly when the cache would rebuild it. The code version of a lazy artifact
+        is its version and fingerprint; a ``dev`` version, built every time, has none.
         """
         resources = step_resources(step)
         return dg.AssetSpec(
@@ -95,7 +94,7 @@ class DagsterMarinTranslator:
     def get_op_tags(self, step: StepLike) -> Mapping[str, Any]:
         """Tags of the step's op, for priorities and the executor's ``tag_concurrency_limits``.
 
-        By default what the step needs: ``marin/device`` (``cpu``, ``gpu`` or ``tpu``) and
+        By default the step's resources: ``marin/device`` (``cpu``, ``gpu`` or ``tpu``) and
         ``marin/resources``; nothing for a step without resources.
         """
         resources = step_resources(step)
@@ -111,8 +110,8 @@ class DagsterMarinTranslator:
         return None
 
     def get_retry_policy(self, step: StepLike) -> dg.RetryPolicy | None:
-        """When a run tries the step again; None, the default, for the ``retry_policy`` of
-        :func:`build_definitions`. ``dg.RetryPolicy(max_retries=0)`` is never."""
+        """When a run retries the step; None, the default, means the ``retry_policy`` of
+        :func:`build_definitions`. ``dg.RetryPolicy(max_retries=0)`` means never."""
         return None
 
 
@@ -123,11 +122,11 @@ def _metadata(step: StepLike, resources: Any) -> dict[str, Any]:
     }
     if (version := artifact_version(step)) is None:
         metadata[HASH_ID] = step.hash_id
-        # Dagster compares the former, which covers everything above the step.
+        # The code version is hash_id, which covers everything upstream; this is the step alone.
         metadata[OWN_HASH] = identity_hash(step.name, step.hash_attrs, [])
         metadata[NAME_WITH_HASH] = step.name_with_hash
     else:
-        # Its hash is in no path and in no version, and would only mislead.
+        # No hash: neither its path nor its version contains one.
         metadata[ADDRESS] = address(step)
         metadata[VERSION] = version
         metadata[FINGERPRINT] = data_version(step)
@@ -159,8 +158,8 @@ def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
 def _tags(step: StepLike) -> dict[str, str]:
     """The first 32 scalar attributes that Dagster takes as tags: ``lr: 0.1``, ``model.layers: 2``.
 
-    Others are left out, and so are two of one path: a tag never has another value than its
-    attribute.
+    Others are left out, and so are two with the same path: a tag always has its attribute's
+    value.
     """
     leaves = list(leaves_in(_plain(attributes(step))))
     paths = Counter(path for path, _ in leaves)
@@ -176,9 +175,9 @@ def _tags(step: StepLike) -> dict[str, str]:
 
 
 def _written(step: StepLike) -> tuple[Callable[..., Any] | None, str | None]:
-    """The function that somebody wrote, out of wrappers and partials, and what it says of itself.
+    """The function inside wrappers and partials, and its docstring.
 
-    Of a callable object that is its ``__call__``, or else its class, that says something.
+    For a callable object: its ``__call__``, and the docstring of that or else of the class.
     """
     function: Any = step_function(step)
     while function is not None:
@@ -206,7 +205,7 @@ def key_part(text: str) -> str:
 
 
 def ascii_name(text: str, unwanted: re.Pattern[str]) -> str:
-    """The text without accents, and with ``_`` for each other character that is unwanted."""
+    """The text without accents, and with ``_`` for each unwanted character."""
     if not unwanted.search(text):
         return text
     decomposed = unicodedata.normalize("NFKD", text)

@@ -1,1 +1,1 @@
-"""Runs that start by themselves: schedules, and the sensor that watches the store."""
+"""Schedules that run what the cache lacks, and the sensor that watches the store."""

@@ -1,8 +1,8 @@
-"""``build_marin_cache_sensor``: tells Dagster what others did in the store.
+"""``build_marin_cache_sensor``: reports to Dagster what others did in the store.
 
-The order of reading is what makes a tick sound while runs of the same instance build: first the
-instance's records, then the store, then, of what there is to tell, the records again and the runs
-in progress. What such a run has planned, and what was recorded meanwhile, is left alone.
+Runs of the same instance may build during a tick, so the order of reading matters: first the
+instance's records, then the store, then, for the steps that changed, the records again and the runs
+in progress. A tick skips steps that such a run has planned or that were recorded meanwhile.
 """
 
 import time
@@ -52,13 +52,20 @@ from marin_dagster.steps.protocol import address, is_external, is_mutable
 from marin_dagster.steps.text import summarize
 
 EVENTS_PER_TICK = 150
-"""The daemon writes each event by itself, some 10 ms each; the rest is told on the next ticks."""
+"""The daemon writes events one by one, about 10 ms each; later ticks report the rest."""
 
 _AT_ONCE = 64
 _READING_S = 20.0
 """Seconds after which a tick reads no more records: Dagster gives a sensor 60."""
 
 _INTERVAL_S = 60
+
+_LABELS = {
+    ChangeKind.HIT: "new",
+    ChangeKind.RUNNING: "being built elsewhere",
+    ChangeKind.FAILED: "failed",
+    ChangeKind.REMOVED: "removed",
+}
 
 _IN_PROGRESS = [
     dg.DagsterRunStatus.STARTING,
@@ -80,31 +87,31 @@ def build_marin_cache_sensor(
 
     Each tick looks every step up and writes nothing to the store. It reports
 
-    - an output that this instance does not know as a materialization, once, with its builder and
-      the versions that a run would have recorded when it found it in the cache;
-    - an output that someone else is building as an observation, once for each owner;
-    - an output that the instance knows and that is gone, or failed when it was built again, as an
-      observation, once. (Dagster asks materializations alone whether an asset is stale.)
+    - as a materialization, once: an output that this instance has not recorded, with its builder
+      and the versions that a run records for a hit;
+    - as an observation, once for each owner: an output that a worker elsewhere is building;
+    - as an observation, once: an output that the instance has recorded and that is gone, or whose
+      rebuild failed. (An observation does not change whether Dagster calls an asset stale.)
 
     A ``dev`` version is reported once for each build that no run of this instance has recorded;
-    builds are told apart by the time at which their status was written, by the store's clock.
+    the time at which its status was written, by the store's clock, identifies a build.
 
-    What a run in progress has planned is left to that run. Steps that the store refuses to tell of
-    stay as they were, and the tick's log names them.
+    The sensor skips steps that a run in progress has planned. Steps that cannot be looked up keep
+    their state, and the tick's log names them.
 
     Args:
-        steps: the steps, or a function that returns them, as in :func:`build_marin_assets`.
+        steps: the steps, or a function that returns them, or their graph.
         name: the sensor's name.
-        translator: the one that :func:`build_marin_assets` has.
-        io_manager_key: resource key of the :class:`MarinIOManager`, whose lease times count.
+        translator: the translator of the assets.
+        io_manager_key: resource key of the :class:`MarinIOManager`, whose lease times apply.
         minimum_interval_seconds: time between ticks.
-        default_status: whether the sensor is on unless somebody turns it off in the UI.
+        default_status: whether the sensor is on until somebody turns it off in the UI.
 
     Raises:
         GraphError: the graph is wrong; see :meth:`StepGraph.from_steps`.
-        CollisionError: also when two steps have one asset key.
+        CollisionError: two steps have one asset key.
 
-    A tick fails with :class:`MarinDagsterError` when the store tells nothing of any step.
+    A tick fails with :class:`MarinDagsterError` when no step can be looked up.
     """
     marin = MarinGraph.of(steps, translator=translator, io_manager_key=io_manager_key)
     resource_key = marin.io_manager_key
@@ -172,10 +179,10 @@ def _tick(
         entries |= last_events(instance, list(others))
     versions = {key: last_version(entry) for key, entry in entries.items()}
     events = dict(_events(context, graph, fresh, found, versions))
-    told = SensorCursor.after(before, news, frozenset(events))
+    after = SensorCursor.after(before, news, frozenset(events))
     return dg.SensorResult(
         asset_events=list(events.values()),
-        cursor=told.cursor(),
+        cursor=after.cursor(),
         skip_reason=dg.SkipReason(_summary(events, news, len(watched))),
     )
 
@@ -185,7 +192,7 @@ def _runs_in_progress(instance: dg.DagsterInstance) -> dict[str, dg.DagsterRun]:
 
 
 def _seen(entry: LastEvent | None) -> tuple[Any, ...] | None:
-    # A run that was created in between, and is over already, has left its id.
+    # A run that began and ended in between has left its id.
     return (entry.run_id, entry.storage_id) if entry else None
 
 
@@ -208,7 +215,7 @@ def _log_unknown(
 def _times(
     watched: Sequence[WatchedStep], found: Mapping[str, LookUp]
 ) -> dict[str, datetime | None]:
-    """When the ``dev`` versions were finished: nothing else tells their builds apart."""
+    """When each ``dev`` version was finished, which identifies its build."""
     finished = {
         item.step.output_path: item.step
         for item in watched
@@ -224,7 +231,7 @@ def _events(
     found: Mapping[str, LookUp],
     versions: dict[dg.AssetKey, str | None],
 ) -> Iterator[tuple[dg.AssetKey, dg.AssetMaterialization | dg.AssetObservation]]:
-    """The events, dependencies first, as far as the time for reading records goes."""
+    """The events, dependencies first, until the time for reading records is up."""
     began = time.monotonic()
 
     def is_built(path: str) -> bool:
@@ -256,7 +263,7 @@ def _metadata(
     drift = found[step.output_path].drift
     hit = Hit(step, OutputDir.at(step.output_path), drift)
     record: ArtifactRecord | None = record_of(hit, context.log)
-    # Not its size, as in a run: to list one large output could take longer than a tick has.
+    # No sizes, unlike in a run: listing one large output could take longer than a tick may.
     facts = hit_facts(hit, record)
     if drift is not None:
         facts[DRIFT] = drift.message
@@ -275,10 +282,10 @@ def _materialization(
         "dagster/data_version_is_user_provided": "true",
     }
     for key, step in news.watched.inputs.items():
-        # That it read the asset, but which event of it is not for us to say.
+        # It read the asset, but which of the asset's events is unknown.
         tags[f"dagster/input_event_pointer/{key.to_user_string()}"] = "NULL"
         if step is None or is_external(step) or is_mutable(step):
-            # Only Dagster knows which version of these it was made from; the latest, it supposes.
+            # The version that it read is unknown; Dagster assumes the latest.
             tags[input_version_tag(key)] = versions.get(key) or ASSUMED_VERSION
         else:
             tags[input_version_tag(key)] = recorded_version(step, found[step.output_path].drift)
@@ -302,19 +309,20 @@ def _observation(news: StoreChange, look: LookUp, *, needed: bool) -> dg.AssetOb
         case ChangeKind.RUNNING:
             owner = sendable(look.owner or "unknown")
             metadata[OWNER] = owner
-            said = f"It is being built elsewhere, by {owner}."
+            text = f"It is being built elsewhere, by {owner}."
         case _:
-            said = removed(needed)
+            text = removed(needed)
     return dg.AssetObservation(
-        news.watched.key, description=f"{address(step)}: {said}", metadata=metadata
+        news.watched.key, description=f"{address(step)}: {text}", metadata=metadata
     )
 
 
 def _summary(events: Mapping[dg.AssetKey, object], news: Sequence[StoreChange], steps: int) -> str:
+    checked = f"{steps} step{'s' * (steps != 1)} checked"
     if not events:
-        return f"Nothing new of {steps} steps."
-    kinds = Counter(str(item.kind) for item in news if item.watched.key in events)
+        return f"{checked}: nothing new."
+    kinds = Counter(_LABELS[item.kind] for item in news if item.kind and item.watched.key in events)
     put_off = sum(item.kind is not None for item in news) - len(events)
-    rest = f"; {put_off} more put off" if put_off else ""
+    rest = f"; {put_off} more on the next ticks" if put_off else ""
     counts = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
-    return f"Reported of {steps} steps: {counts}{rest}."
+    return f"{checked}: {counts}{rest}."

@@ -1,4 +1,4 @@
-"""``build_marin_schedule``: its ticks read the cache, and launch only what must run."""
+"""``build_marin_schedule``: each tick reads the cache and launches only what must run."""
 
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
@@ -34,30 +34,32 @@ def build_marin_schedule(
     run_config: dg.RunConfig | Mapping[str, Any] | None = None,
     tags: Mapping[str, str] | None = None,
 ) -> dg.ScheduleDefinition:
-    """A schedule that decides at each tick, by the cache, what must run.
+    """A schedule that reads the cache at each tick and runs only the steps that must run.
 
-    It requests one run of only the steps that must run, or skips the tick and says why. The
-    decision is the one that a run of the whole job would make: what is finished, or needed only by
-    what is finished, stays out; a ``dev`` version is always in; a step whose last attempt failed is
-    tried again.
+    It requests one run of these steps, or skips the tick and gives the reason. It decides as a run
+    of the whole job would: steps that are finished, or that only finished steps need, are left out;
+    a ``dev`` version always runs; a step whose last attempt failed runs again.
 
-    What cannot run, such as a step whose external data is missing, stays out with everything below
-    it, and the tick's log says why. So does what an unfinished run of this deployment is to make,
-    queued or running, whoever launched it, also when the code has changed since: ticks do not pile
-    runs up that would only wait. A run whose worker died must be terminated for it to end. A step
-    that a worker elsewhere is building is in, for the run waits and serves it, unless nothing else
-    could start.
+    Also left out, with everything downstream and a reason in the tick's log:
 
-    When the store refuses, or does not answer, the tick fails and nothing is launched.
+    - steps that cannot run, for example because their external data is missing;
+    - steps that a queued or running run of this deployment will build, whatever launched it and
+      even if the code has changed since, so that no runs pile up that would only wait. (A run whose
+      worker died must be terminated.)
+
+    A step that a worker elsewhere is building is included, because the run waits for it and serves
+    it, unless no other step could start.
+
+    When the store refuses or does not answer, the tick fails and nothing is launched.
 
     Args:
         steps: the steps, or a function that returns them, or their graph; called once, here.
-        cron_schedule: when to look, as in ``dg.ScheduleDefinition``.
+        cron_schedule: when to tick, as in ``dg.ScheduleDefinition``.
         name: the schedule's name; ``<job_name>_schedule`` unless given.
         job_name: the job to run, by default that of ``build_definitions``. Only steps that it
             selects are considered.
-        translator: the same as for the assets, so that the keys agree.
-        io_manager_key: resource key of the :class:`MarinIOManager`, whose lease times count.
+        translator: the translator of the assets.
+        io_manager_key: resource key of the :class:`MarinIOManager`, whose lease times apply.
         execution_timezone: time zone of ``cron_schedule``; UTC unless given.
         default_status: whether the schedule is on when it is first loaded.
         run_config: config of the runs.
@@ -65,7 +67,7 @@ def build_marin_schedule(
 
     Raises:
         GraphError: the graph is wrong; see :meth:`StepGraph.from_steps`.
-        CollisionError: also when two steps have one asset key.
+        CollisionError: two steps have one asset key.
     """
     marin = MarinGraph.of(steps, translator=translator, io_manager_key=io_manager_key)
     graph, keys, resource_key = marin.graph, marin.keys, marin.io_manager_key
@@ -88,7 +90,7 @@ def build_marin_schedule(
             context.log.warning(reason)
         return dg.RunRequest(
             asset_selection=[keys[path] for path in tick.request],
-            # What a run has just built agrees with itself.
+            # No checks: they would compare what the run has just built.
             asset_check_keys=[],
             run_config=run_config,
             tags=tags,
@@ -111,9 +113,9 @@ class _Tick:
     request: Sequence[str]
     """Output paths of the steps that a run could finish now."""
     starts: bool
-    """Whether such a run would do anything but wait."""
+    """Whether such a run would do more than wait."""
     reasons: Sequence[str]
-    """Why steps that must run are not requested, or have to wait."""
+    """Why steps that must run are left out or have to wait."""
 
 
 def _decide(graph: StepGraph, seen: CachePlan, taken_on: Mapping[str, dg.DagsterRun]) -> _Tick:
@@ -139,10 +141,10 @@ def _decide(graph: StepGraph, seen: CachePlan, taken_on: Mapping[str, dg.Dagster
     for path, run in taken_on.items():
         by_run[f"Run {run.run_id} ({run.status.value})"].append(names[path])
     if by_run:
-        to_make = (
-            f"{run_name} is to make {summarize(steps)}" for run_name, steps in by_run.items()
+        will_build = (
+            f"{run_name} will build {summarize(steps)}" for run_name, steps in by_run.items()
         )
-        reasons.append(f"{summarize(to_make, '; ')}.")
+        reasons.append(f"{summarize(will_build, '; ')}.")
     if elsewhere:
         builders = [
             f"{names[path]} by {shorten_middle(str(owner))}" for path, owner in elsewhere.items()
@@ -173,7 +175,7 @@ def _selected(
     try:
         repository = context.repository_def
     except dg.DagsterInvariantViolationError:
-        # A context that somebody built for a test.
+        # A context built by a test.
         return list(buildable.values())
     of_job = repository.get_job(job_name).asset_layer.selected_asset_keys
     selected = [path for key, path in buildable.items() if key in of_job]
@@ -189,8 +191,8 @@ def _check_store(seen: CachePlan, asking: str) -> None:
     refused = [error for error in seen.unknown.values() if isinstance(error, StoreError)]
     if refused:
         raise StoreError(
-            f"{asking}: the store does not tell of {len(refused)} of {len(seen.found)} outputs, so "
-            f"nothing is launched. The next tick asks again. The first: {refused[0]}"
+            f"{asking}: {len(refused)} of {len(seen.found)} outputs could not be looked up, so "
+            f"nothing is launched. The next tick tries again. First error: {refused[0]}"
         ) from refused[0]
 
 
@@ -198,7 +200,7 @@ def _taken_on(
     context: dg.ScheduleEvaluationContext, to_run: Mapping[str, dg.AssetKey]
 ) -> dict[str, dg.DagsterRun]:
     if context.instance_ref is None:
-        # A context that somebody built for a test.
+        # A context built by a test.
         return {}
     runs = unfinished_runs(context.instance, list(to_run.values()))
     return {path: runs[key] for path, key in to_run.items() if key in runs}

@@ -1,7 +1,7 @@
-"""What a store has to tell that a Dagster instance does not know yet.
+"""Compares a store with a Dagster instance: which changes has the instance not recorded yet?
 
-The instance's own records say what it knows. What they cannot say in one query, that an owner or a
-removal was told already, is in :class:`Told`, which is the sensor's cursor.
+One query of the instance cannot tell whether an owner or a removal was reported already:
+:class:`SensorCursor` remembers that.
 """
 
 import hashlib
@@ -28,41 +28,41 @@ from marin_dagster.steps import StepLike
 from marin_dagster.steps.protocol import is_external, is_mutable
 
 ASSUMED_VERSION = "INITIAL"
-"""The data version that Dagster assumes of an asset that it has never heard of."""
+"""The data version that Dagster assumes for an asset without records."""
 
 
 class ChangeKind(StrEnum):
-    """What there is to tell of an output; the value of ``marin/cache`` in its event."""
+    """How an output has changed; the value of ``marin/cache`` in its event."""
 
     HIT = "hit"
-    """It is finished, and the instance does not know this build."""
+    """It is finished, and the instance has not recorded this build."""
     RUNNING = "running"
-    """Someone else builds it."""
+    """A worker elsewhere is building it."""
     FAILED = "failed"
-    """It was finished, and what was tried since has failed or was cut off."""
+    """It was finished, and a later attempt failed or was cut off."""
     REMOVED = "removed"
-    """It was finished, and is no more."""
+    """It was finished, and is gone."""
 
 
 @dataclass(frozen=True)
 class WatchedStep:
-    """A step that the sensor looks at."""
+    """A step that the sensor watches."""
 
     step: StepLike
     key: dg.AssetKey
     inputs: Mapping[dg.AssetKey, StepLike | None]
-    """The steps behind the assets that it depends on; None for an asset that is no step."""
+    """The step of each asset that it depends on; None for an asset that no step builds."""
 
 
 @dataclass(frozen=True)
 class StoreChange:
-    """What a store tells of one step, beside what the instance knows."""
+    """The difference between the store and the instance for one step."""
 
     watched: WatchedStep
     kind: ChangeKind | None
-    """None when there is nothing to tell."""
+    """None when there is nothing to report."""
     fact: str | None
-    """What is to be remembered once it is told; None when the instance remembers it."""
+    """What the cursor remembers once it is reported; None when the instance remembers it."""
     version: str = ""
     """The data version of a HIT."""
     code_version: str = ""
@@ -71,16 +71,16 @@ class StoreChange:
 
 @dataclass(frozen=True)
 class SensorCursor:
-    """What was told and no record of the instance says, by digest of the asset key.
+    """What was reported and is not in the instance's last records, by digest of the asset key.
 
-    Only outputs that are being built elsewhere or that are gone have an entry.
+    Only outputs that are being built elsewhere, have failed or are gone have an entry.
     """
 
     facts: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def parse(cls, cursor: str | None) -> "SensorCursor":
-        """From a cursor; a cursor that is none of ours tells nothing."""
+        """From a cursor; a cursor in another format is treated as empty."""
         try:
             facts = json.loads(cursor or "{}")
         except ValueError:
@@ -91,23 +91,26 @@ class SensorCursor:
 
     @classmethod
     def after(
-        cls, before: "SensorCursor", news: Iterable[StoreChange], told: frozenset[dg.AssetKey]
+        cls,
+        before: "SensorCursor",
+        changes: Iterable[StoreChange],
+        reported: frozenset[dg.AssetKey],
     ) -> "SensorCursor":
-        """What is remembered after a tick that has told of ``told``, and put the rest off."""
+        """The cursor after a tick that reported ``reported`` and left the rest for later ticks."""
         facts = {}
-        for item in news:
+        for item in changes:
             key = item.watched.key
-            known = item.fact if item.kind is None or key in told else before.fact(key)
+            known = item.fact if item.kind is None or key in reported else before.fact(key)
             if known is not None:
                 facts[_digest(key.to_user_string())] = known
         return cls(facts)
 
     def fact(self, key: dg.AssetKey) -> str | None:
-        """What was told of an asset."""
+        """What was reported of an asset."""
         return self.facts.get(_digest(key.to_user_string()))
 
     def cursor(self) -> str:
-        """As a cursor: the same facts give the same text."""
+        """As text; the same facts give the same text."""
         return json.dumps(dict(self.facts), sort_keys=True, separators=(",", ":"))
 
 
@@ -116,24 +119,24 @@ def compare(
     look: LookUp,
     built_at: datetime | None,
     entry: LastEvent | None,
-    told: SensorCursor,
+    reported: SensorCursor,
 ) -> StoreChange:
-    """What the store tells of a step that the instance does not know.
+    """How the store differs from what the instance has recorded of a step.
 
-    A finished output is known when the instance recorded its version last, unless it was gone or
-    being built in between and nothing was recorded since: then it was built again. A ``dev``
-    version, whose builds all have one address, is known by the time at which it was finished:
-    a run records the one that the store gives for what it has built, and a report of the sensor has
-    it in its version. Both are the store's, so that no clock is compared with another.
+    The instance knows a finished output when its last record has that version. The exception: the
+    output was gone or being built in between, and nothing was recorded since; then it was rebuilt.
+    All builds of a ``dev`` version have one address, so the instance knows a build by the time at
+    which it was finished: a run records that time, and a report of the sensor has it in its data
+    version. Both times are by the store's clock, so that no two clocks are compared.
 
     Args:
         watched: the step.
-        look: what the store says.
+        look: its look-up in the store.
         built_at: when a ``dev`` version was finished, by the store's clock.
-        entry: what the instance recorded last about the asset.
-        told: what was told before.
+        entry: what the instance last recorded of the asset.
+        reported: what earlier ticks reported.
     """
-    before = told.fact(watched.key)
+    before = reported.fact(watched.key)
     recorded = last_materialization(entry)
     record = f"@{entry.storage_id}" if entry and recorded else "@"
     if look.state is CacheState.UNKNOWN:
@@ -143,17 +146,17 @@ def compare(
         return _finished(watched, look, built_at, entry, rebuilt)
     if look.state is CacheState.RUNNING:
         owner = _digest(sendable(look.owner or ""))
-        return _told_once(watched, ChangeKind.RUNNING, f"{owner}{record}", before)
+        return _reported_once(watched, ChangeKind.RUNNING, f"{owner}{record}", before)
     if last_output_path(entry) != watched.step.output_path:
-        # What the instance knows lies elsewhere: another version, whose folder is its own.
+        # The instance knows another version, in another folder.
         return StoreChange(watched, None, None)
-    # RUNNING without a live lease: the worker is gone.
+    # RUNNING without a live lease: the worker has died.
     failed = look.state is CacheState.FAILED or look.status is Status.RUNNING
     kind = ChangeKind.FAILED if failed else ChangeKind.REMOVED
-    return _told_once(watched, kind, f"{kind}{record}", before)
+    return _reported_once(watched, kind, f"{kind}{record}", before)
 
 
-def _told_once(
+def _reported_once(
     watched: WatchedStep, kind: ChangeKind, fact: str, before: str | None
 ) -> StoreChange:
     return StoreChange(watched, None if fact == before else kind, fact)
@@ -184,8 +187,8 @@ def _finished(
         recorded = last_materialization(entry)
         known = recorded is not None and (recorded.tags or {}).get(CODE_VERSION_TAG) == code
         if recorded is None or OUTPUT_PATH not in recorded.metadata:
-            # Dagster has taken its data for one version all along, and what was built from it
-            # says so: that it was seen now changes nothing for them.
+            # Dagster has assumed one version of it so far, and the assets built from it have
+            # recorded that version: the first report keeps it, so that they stay fresh.
             version = last_version(entry) or ASSUMED_VERSION
     return StoreChange(
         watched, None if known and not rebuilt else ChangeKind.HIT, None, version, code

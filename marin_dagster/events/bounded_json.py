@@ -1,28 +1,29 @@
-"""JSON cut down to what Dagster's event log and a page can bear."""
+"""Cuts JSON down to a size that suits Dagster's event log and a page."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 MAX_CHARS = 4096
-"""Of all text and numbers together, roughly."""
+"""Characters of all text and numbers together, roughly."""
 MAX_TEXT = 500
 """Characters of one text."""
 MAX_DEPTH = 20
-"""Dagster and the page go into JSON recursively."""
+"""Levels of nesting: Dagster and the page read JSON recursively."""
 
 
 def bounded_json(value: Mapping[str, Any]) -> dict[str, Any]:
-    """The beginning of plain JSON; an ellipsis stands for each part that is left out.
+    """The beginning of plain JSON; an ellipsis replaces each part that is left out.
 
-    A text that is cut ends with it, a list or object that is cut with how many items more it has.
+    A text that is cut ends with an ellipsis; a list or object that is cut ends with the number of
+    items left out.
     """
-    shown: dict[str, Any] = _Room(MAX_CHARS).fit(dict(value), 0)
+    shown: dict[str, Any] = _Budget(MAX_CHARS).fit(dict(value), 0)
     return shown
 
 
 @dataclass
-class _Room:
+class _Budget:
     left: int
 
     def fit(self, value: Any, depth: int) -> Any:
@@ -33,9 +34,9 @@ class _Room:
         if isinstance(value, list):
             return self._list(value, depth)
         if isinstance(value, str):
-            room = max(0, min(MAX_TEXT, self.left))
+            most = max(0, min(MAX_TEXT, self.left))
             self.left -= len(value)
-            return value if len(value) <= room else value[:room] + "…"
+            return value if len(value) <= most else value[:most] + "…"
         self.left -= len(str(value))
         return value
 

@@ -1,4 +1,4 @@
-"""What Dagster is told of an output, by runs and by the sensor alike."""
+"""Metadata and versions of an output, the same in the events of runs and of the sensor."""
 
 import json
 import logging
@@ -25,6 +25,7 @@ from marin_dagster.events.metadata_keys import (
     LAUNCHED_AT,
     NUMBERS_LEFT_OUT,
     OUTPUT_PATH,
+    REASON,
     RESULT,
 )
 from marin_dagster.steps import StepLike
@@ -33,28 +34,29 @@ from marin_dagster.steps.protocol import address, code_version, data_version
 
 CODE_VERSION_TAG = "dagster/code_version"
 SERVED = "Nothing ran: the output was finished."
-"""The reason of a materialization or observation of what the cache had."""
+"""The reason in the event of a cache hit."""
 
 FAILED_AGAIN = (
     "It is not finished any more: it was begun again, and that attempt failed or was cut off."
 )
 
 MAX_NUMBERS = 100
-"""Of a result: each is an entry of its own in every event that tells of the output."""
+"""Numbers of a result that become metadata: each is a separate entry in every event of the
+output."""
 
 
 def input_version_tag(key: dg.AssetKey) -> str:
-    """The tag of a materialization that names the version of an asset that it was made from."""
+    """The tag of a materialization that holds the version of one of its inputs."""
     return f"dagster/input_data_version/{key.to_user_string()}"
 
 
 def recorded_version(step: StepLike, drift: Drift | None) -> str:
-    """The data version of the output that lies there, whichever recipe built it."""
+    """The data version of the output in the store, whichever recipe built it."""
     return sendable(drift.recorded) if drift else data_version(step)
 
 
 def recorded_code_version(step: StepLike, drift: Drift | None) -> str | None:
-    """The code version of the recipe that built it; None for what is built every time."""
+    """The code version of the recipe that built it; None for a step that is built every time."""
     if drift is None:
         return code_version(step)
     recorded = sendable(drift.recorded)
@@ -64,10 +66,10 @@ def recorded_code_version(step: StepLike, drift: Drift | None) -> str | None:
 def output_metadata(
     folder: OutputDir, record: ArtifactRecord | None, facts: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Metadata of a materialization: what was returned, the path, facts."""
+    """Metadata of a materialization: the result, the output path, and ``facts``."""
     result = (record.result if record else None) or {}
     metadata = {
-        # First, so that a number cannot hide one of our own facts.
+        # First, so that a number of the result cannot replace one of our facts.
         **_first_numbers(result),
         **_whole(result),
         OUTPUT_PATH: dg.MetadataValue.path(folder.url),
@@ -80,7 +82,7 @@ def output_metadata(
 
 
 def cut_off(key: dg.AssetKey, step: StepLike) -> dg.AssetObservation:
-    """That an output was finished, and an attempt to build it again has left it unfinished."""
+    """The event of a finished output that an attempt to rebuild it has left unfinished."""
     return dg.AssetObservation(
         key,
         description=f"{address(step)}: {FAILED_AGAIN}",
@@ -89,30 +91,29 @@ def cut_off(key: dg.AssetKey, step: StepLike) -> dg.AssetObservation:
 
 
 def report_cut_off(context: dg.AssetExecutionContext | dg.OutputContext, attempt: Attempt) -> None:
-    """Record on the asset that an attempt has left an output unfinished that was finished before;
-    nothing for any other attempt."""
+    """Record on the asset that this attempt left a finished output unfinished, if it did."""
     if attempt.cut_off:
         context.log_event(cut_off(context.asset_key, attempt.step))
 
 
 def finished_at(folder: OutputDir) -> dict[str, Any]:
-    """When the output of a ``dev`` version was finished; nothing on a store without times."""
+    """When the output of a ``dev`` version was finished; empty for a store without times."""
     moment = folder.modified(STATUS_FILE)
     return {} if moment is None else {FINISHED_AT: dg.MetadataValue.timestamp(moment)}
 
 
 def sendable(text: str) -> str:
-    """Text that a record or a lock of somebody else's holds, as the webserver can send it.
+    """Text from a record or lock that another program wrote, so that the webserver can send it.
 
-    JSON can hold halves of surrogate pairs, and UTF-8 cannot: each becomes a ``?``.
+    JSON can hold halves of surrogate pairs; UTF-8 cannot, so each becomes a ``?``.
     """
     return text.encode("utf-8", "replace").decode()
 
 
 def hit_facts(hit: Hit, record: ArtifactRecord | None) -> dict[str, Any]:
-    """That an output came from the cache, and who built it, when and from which commit."""
-    # No duration: a plot of how long builds take has no place for what took none.
-    return {CACHE: "hit", **_built_by(hit, record)}
+    """Metadata of a cache hit: who built the output, when and from which commit."""
+    # No duration: a hit would distort the plot of build times.
+    return {CACHE: "hit", REASON: SERVED, **_built_by(hit, record)}
 
 
 def record_of(hit: Hit, log: logging.Logger) -> ArtifactRecord | None:
@@ -120,13 +121,13 @@ def record_of(hit: Hit, log: logging.Logger) -> ArtifactRecord | None:
     try:
         return hit.record
     except RecordError as error:
-        # The output is finished and served, as Marin does; only what is told of it is lost.
+        # As in Marin, the output is finished and served; only its metadata is missing.
         log.warning(str(error))
         return None
 
 
 def built_in_s(entry: LastEvent | None) -> float | None:
-    """Seconds that the build took which the asset's last materialization tells of."""
+    """Seconds of the build that the asset's last materialization recorded; None for a hit."""
     recorded = last_materialization(entry)
     metadata = recorded.metadata if recorded else {}
     how, seconds = metadata.get(CACHE), metadata.get(DURATION_S)
@@ -136,23 +137,23 @@ def built_in_s(entry: LastEvent | None) -> float | None:
 
 
 def last_output_path(entry: LastEvent | None) -> str | None:
-    """Where the output lies that the asset's last materialization tells of."""
+    """The output path in the asset's last materialization."""
     recorded = last_materialization(entry)
     path = recorded.metadata.get(OUTPUT_PATH) if recorded else None
     return str(path.value) if path else None
 
 
 def removed(needed: bool) -> str:
-    """What became of an output that Dagster knows and that is gone, and what to do.
+    """The message for an output that Dagster has recorded and that is gone.
 
     Args:
-        needed: whether a run of everything would build it again.
+        needed: whether a run of the whole graph would rebuild it.
     """
-    said = "The output was finished, and it is gone."
+    gone = "The output was finished, and it is gone."
     if needed:
-        return f"{said} A run that needs it builds it again."
+        return f"{gone} A run that needs it builds it again."
     return (
-        f"{said} Nothing needs it now, for every step that reads it is finished; materialize it "
+        f"{gone} Nothing needs it now, for every step that reads it is finished; materialize it "
         "alone to rebuild it."
     )
 
@@ -162,7 +163,7 @@ def _built_by(hit: Hit, record: ArtifactRecord | None) -> dict[str, Any]:
     if provenance is None:
         return {BUILT_BY: "unknown (the output has no provenance)"}
     metadata: dict[str, Any] = {BUILT_BY: provenance.built_by or "unknown"}
-    # The record's own time is that of the launch, the same for every step of a run.
+    # The time in the record is that of the launch, the same for every step of a run.
     if (finished := hit.folder.modified(RECORD_FILE)) is not None:
         metadata[BUILT_AT] = dg.MetadataValue.timestamp(finished)
     elif provenance.created_at:

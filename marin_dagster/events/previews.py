@@ -1,10 +1,10 @@
 """Small files at the top of an output, as metadata that Dagster shows on its materialization.
 
-Markdown (``*.md``), pictures (``*.png``), tables (``*.csv``) and JSON (``*.json``), in this order
-and each kind by name: at most four files and 128 KiB of an output, a picture of at most 64 KiB, any
-other file of at most 32 KiB; of a table the first 20 rows and columns. Dagster keeps metadata in
-its event log, four copies of it on SQLite, so that larger ones would bloat it. A link on disk that
-leads out of the output shows nothing.
+Markdown (``*.md``), pictures (``*.png``), tables (``*.csv``) and JSON (``*.json``), in this order,
+each kind sorted by name. Limits: four files and 128 KiB for an output, 64 KiB for a picture, 32 KiB
+for any other file; a table shows its first 20 rows and columns. Dagster keeps metadata in its event
+log, in four copies on SQLite, so larger previews would bloat it. A link on disk that leads out of
+the output is not shown.
 """
 
 import base64
@@ -33,29 +33,29 @@ MAX_TEXT_BYTES = 32 * 1024
 MAX_ROWS = 20
 MAX_COLUMNS = 20
 MAX_CELL = 200
-"""Characters of a table's cell."""
+"""Characters in a cell of a table."""
 MAX_DEPTH = 20
-"""Of nested JSON: Dagster and the page go into it recursively."""
+"""Levels of nested JSON: Dagster and the page read it recursively."""
 MAX_PIXELS = 25_000_000
-"""Of a picture: a few bytes can unfold to gigabytes in a browser."""
+"""Pixels of a picture: a few bytes can unpack to gigabytes in a browser."""
 
 _PNG = re.compile(rb"\x89PNG\r\n\x1a\n.{4}IHDR(.{4})(.{4})", re.DOTALL)
 _IMAGE = re.compile(r"!\[([^\[\]\n]*)\]\((?:<([^<>\n]+)>|([^()\s]+))\)")
-"""An image in Markdown; its path in angle brackets, or bare. No part holds what one begins with, so
-that none reads on where another image may begin: a search takes time linear in the text."""
+"""An image in Markdown; its path in angle brackets, or bare. No part matches a character with which
+an image or a path begins, so a search takes time linear in the text."""
 _MAX_INTEGER = 10**15
-"""Integers that a browser's numbers hold; longer digits are a name."""
+"""A browser's numbers hold smaller integers exactly; a column with a larger one is text."""
 
 
 def previews_of(
     folder: OutputDir, files: Mapping[str, int], log: Callable[[str], None]
 ) -> dict[str, dg.MetadataValue[Any]]:
-    """The previews of an output. Files that are not what their names say have none.
+    """The previews of an output. A file whose content does not match its name has none.
 
     Args:
         folder: the output.
         files: size in bytes of each file by its path in the folder.
-        say: told when the store does not hand a file out.
+        log: called with a message when the store fails to return a file.
 
     Returns:
         Metadata by ``marin/preview/<file name>``.
@@ -68,18 +68,18 @@ def previews_of(
         try:
             shown[PREVIEW_PREFIX + name] = make(reader, name)
         except StoreError as error:
-            # One question to a store that does not answer is enough.
+            # Do not wait again for a store that does not answer.
             log(f"no more previews: {error}")
             break
         except Exception:
-            # The output is committed by now: whatever is in the file, its step must not fail.
+            # The output is committed by now: no content of a file may make its step fail.
             continue
     return shown
 
 
 @dataclass
 class _Reader:
-    """Reads what the limits allow, each file once."""
+    """Reads files within the limits, each picture once."""
 
     folder: OutputDir
     files: Mapping[str, int]
@@ -87,20 +87,21 @@ class _Reader:
     pictures: dict[str, bytes] = field(default_factory=dict)
 
     def picture(self, name: str) -> str:
-        """The picture as a data URI; each use of it costs its bytes."""
+        """The picture as a data URI; each use reduces the bytes left."""
         data = self.pictures.get(name)
         if data is None:
-            self.pictures[name] = b""  # what turns out to be none is read once, too
+            # So that a file which is not a picture is also read only once.
+            self.pictures[name] = b""
             data = self._read(name, MAX_PICTURE_BYTES)
             header = _PNG.match(data)
             if header is None:
-                raise ValueError("no picture")
+                raise ValueError("not a picture")
             width, height = (int.from_bytes(side, "big") for side in header.groups())
             if not 0 < width * height <= MAX_PIXELS:
-                raise ValueError("no picture for a page")
+                raise ValueError("too many pixels")
             self.pictures[name] = data
         if not 0 < len(data) <= self.left:
-            raise ValueError("no picture, or no room")
+            raise ValueError("not a picture, or over the limit")
         self.left -= len(data)
         return "data:image/png;base64," + base64.b64encode(data).decode()
 
@@ -108,20 +109,20 @@ class _Reader:
         """The file's text."""
         data = self._read(name, MAX_TEXT_BYTES)
         if b"\0" in data:
-            raise ValueError("no text")
+            raise ValueError("not text")
         text = data.decode("utf-8-sig")
         self.left -= len(data)
         return text
 
     def _read(self, name: str, limit: int) -> bytes:
-        # Nothing is read of what has no bytes: a pipe would never end.
+        # Do not read a file without bytes: it may be a pipe, which never ends.
         if not 0 < self.files[name] <= min(limit, self.left):
             raise ValueError("nothing to show, or too large")
         if self.folder.is_local and not _is_inside(self.folder, name):
-            raise ValueError("a link to what is no part of the output")
+            raise ValueError("a link that leads out of the output")
         data = self.folder.read(name) or b""
         if len(data) > min(limit, self.left):
-            raise ValueError("grown since it was listed")
+            raise ValueError("has grown since it was listed")
         return data
 
 
@@ -133,7 +134,7 @@ def _is_inside(folder: OutputDir, name: str) -> bool:
 def _candidates(files: Mapping[str, int]) -> Iterator[tuple["_Maker", str]]:
     for ending, make in _MAKERS.items():
         for name in sorted(files):
-            # An unprintable name, or one that is no Unicode, is none for a page.
+            # A page cannot show a name that is unprintable or not valid Unicode.
             if "/" not in name and name.lower().endswith(ending) and name.isprintable():
                 yield make, name
 
@@ -160,7 +161,7 @@ def _markdown(reader: _Reader, name: str) -> dg.MetadataValue[Any]:
 
 
 def _json(reader: _Reader, name: str) -> dg.MetadataValue[Any]:
-    # NaN and infinity as text: JSON in a browser knows neither.
+    # NaN and infinity as text: a browser's JSON has neither.
     plain = json.loads(to_json(json.loads(reader.text(name)), inf_nan_mode="strings"))
     _check_depth(plain)
     if isinstance(plain, (dict, list)):
@@ -187,8 +188,8 @@ def _table(reader: _Reader, name: str) -> dg.MetadataValue[Any]:
         title: _typed([row[index] for row in top])
         for index, title in enumerate(_titles(head, min(width, MAX_COLUMNS)))
     }
-    told = [f"the first {MAX_ROWS} of {len(rows)} rows"] if len(rows) > MAX_ROWS else []
-    told += [f"the first {MAX_COLUMNS} of {width} columns"] if width > MAX_COLUMNS else []
+    cut = [f"the first {MAX_ROWS} of {len(rows)} rows"] if len(rows) > MAX_ROWS else []
+    cut += [f"the first {MAX_COLUMNS} of {width} columns"] if width > MAX_COLUMNS else []
     return dg.MetadataValue.table(
         [
             dg.TableRecord({title: cells[index] for title, (_, cells) in columns.items()})
@@ -196,13 +197,13 @@ def _table(reader: _Reader, name: str) -> dg.MetadataValue[Any]:
         ],
         schema=dg.TableSchema(
             columns=[dg.TableColumn(title, kind) for title, (kind, _) in columns.items()],
-            constraints=dg.TableConstraints(other=told) if told else None,
+            constraints=dg.TableConstraints(other=cut) if cut else None,
         ),
     )
 
 
 def _titles(head: list[str], width: int) -> list[str]:
-    """A title for each column; those that are missing or there twice get the column's number."""
+    """A title for each column; a missing or repeated title gets the column's number."""
     titles: dict[str, None] = {}
     for index in range(width):
         title = _short(head[index]) if index < len(head) and head[index].strip() else "column"
@@ -213,8 +214,8 @@ def _titles(head: list[str], width: int) -> list[str]:
 
 
 def _typed(cells: list[str]) -> tuple[str, list[str | int | float | None]]:
-    """The type and the values of a column: numbers when each cell is a number of JSON (``007`` is a
-    name), else text."""
+    """The type and the values of a column: numbers when each cell is a JSON number, which ``007``
+    is not; else text."""
     try:
         values = {cell: from_json(cell, allow_inf_nan=False) for cell in cells if cell.strip()}
     except ValueError:
@@ -235,7 +236,7 @@ def _short(text: str) -> str:
 
 _Maker = Callable[[_Reader, str], dg.MetadataValue[Any]]
 _MAKERS: dict[str, _Maker] = {
-    ".md": _markdown,  # first: a report has its pictures where they belong
+    ".md": _markdown,  # first, so that a report's pictures appear in the report
     ".png": _picture,
     ".csv": _table,
     ".json": _json,

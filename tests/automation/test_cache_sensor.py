@@ -81,7 +81,7 @@ def test_an_empty_store_has_nothing_to_tell_and_is_not_touched(
     data = watch.evaluate()
 
     assert data.asset_events == []
-    assert "Nothing new of 1 steps" in data.skip_message
+    assert "1 step checked: nothing new" in data.skip_message
     assert not store.exists()
 
 

@@ -383,7 +383,7 @@ def test_dagsters_daemon_runs_the_sensor_in_a_code_server(tmp_path: Path) -> Non
         assert instance.get_latest_materialization_event(dg.AssetKey("end")) is None
         (state,) = instance.all_instigator_state()
         (tick,) = instance.get_ticks(state.instigator_origin_id, state.selector_id)
-        assert "Reported of 2 steps: 1 hit" in (tick.tick_data.skip_reason or "")
+        assert "2 steps checked: 1 new" in (tick.tick_data.skip_reason or "")
 
 
 def _iterate(workspace: Any) -> list[Any]:

@@ -330,7 +330,7 @@ def test_what_an_unfinished_run_is_to_make_is_left_to_it(
 
     reason = skipped(evaluate(definitions, instance))
 
-    assert f"Run {run.run_id} (NOT_STARTED) is to make raw_" in reason
+    assert f"Run {run.run_id} (NOT_STARTED) will build raw_" in reason
     instance.report_run_canceled(run)
     assert requested(evaluate(definitions, instance)) == ["raw", "end"]
 
@@ -345,7 +345,7 @@ def test_a_newer_run_that_has_ended_hides_no_older_one_that_waits(
 
     reason = skipped(evaluate(definitions, instance))
 
-    assert f"Run {waits.run_id} (NOT_STARTED) is to make bad_" in reason
+    assert f"Run {waits.run_id} (NOT_STARTED) will build bad_" in reason
     assert "good_" in reason
 
 
@@ -359,7 +359,7 @@ def test_of_many_unfinished_runs_a_few_are_named(
 
     reason = skipped(evaluate(definitions, instance))
 
-    assert reason.count("(NOT_STARTED) is to make step-") == 5
+    assert reason.count("(NOT_STARTED) will build step-") == 5
     assert reason.endswith(" and 2 more.")
 
 
@@ -575,7 +575,7 @@ def test_another_resource_under_the_io_managers_key_is_an_error_that_says_so(
 
     with (
         dg.build_schedule_context(resources={"other": dg.mem_io_manager}) as context,
-        pytest.raises(StepError, match=rf"'{SCHEDULE}'.*'other' is no MarinIOManager"),
+        pytest.raises(StepError, match=rf"'{SCHEDULE}'.*'other' is not a MarinIOManager"),
     ):
         schedule.evaluate_tick(context)
 
