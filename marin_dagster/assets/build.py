@@ -1,5 +1,6 @@
 """``build_marin_assets``: one asset for each step of a graph."""
 
+import sys
 import warnings
 from collections import defaultdict
 from collections.abc import Sequence
@@ -77,8 +78,16 @@ def _warn_of_shared_names(marin: MarinGraph) -> None:
             f"step's hash or version ({summarize(ends)}), and change with it. Give them different "
             "names to keep one history for each.",
             MarinDagsterWarning,
-            stacklevel=3,
+            stacklevel=_callers_level(),
         )
+
+
+def _callers_level() -> int:
+    """The ``stacklevel`` that attributes a warning to the code outside this package."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back and str(frame.f_globals.get("__name__")).startswith("marin_dagster."):
+        level, frame = level + 1, frame.f_back
+    return level
 
 
 def _input_steps(marin: MarinGraph, step: StepLike) -> dict[str, StepLike]:

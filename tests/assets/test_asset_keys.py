@@ -1,6 +1,6 @@
 """Asset keys: what becomes of a step's name, and that selection and asset checks work on it."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import dagster as dg
 import pytest
@@ -165,11 +165,14 @@ def test_two_versions_of_one_name_get_their_hash_in_the_key_and_a_warning() -> N
     )
 
 
-def test_the_warning_of_two_versions_points_to_the_callers_line() -> None:
+@pytest.mark.parametrize("build", [build_marin_assets, build_definitions])
+def test_the_warning_of_two_versions_points_to_the_callers_line(
+    build: Callable[[list[StepSpec]], object],
+) -> None:
     steps = [StepSpec("train", hash_attrs={"size": size}, fn=_fill) for size in (1, 2)]
 
     with pytest.warns(MarinDagsterWarning) as caught:
-        build_marin_assets(steps)
+        build(steps)
 
     assert caught[0].filename == __file__
 
