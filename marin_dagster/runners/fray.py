@@ -1,7 +1,7 @@
-"""``FrayRunner``: steps as Fray jobs, on Iris or whatever Fray's client stands for.
+"""``FrayRunner``: steps as Fray jobs, on Iris or on the engine of any other Fray client.
 
-A job is found again by its name, wherever its driver ran. Fray and Iris are imported when the first
-step needs them.
+On Iris, any process can find a job by its name. Fray and Iris are imported when the first step
+needs them.
 """
 
 import dataclasses
@@ -15,7 +15,9 @@ import fsspec
 from marin_dagster.cache import OutputDir
 from marin_dagster.errors import EngineError, EngineTimeoutError, RoutingError, StoreError
 from marin_dagster.runners.base import Request
-from marin_dagster.runners.fray_clients import FrayJob, IrisEngine, OtherEngine, fray_module
+from marin_dagster.runners.fray_engine import FrayClientEngine, FrayEngine, FrayJob
+from marin_dagster.runners.iris_compat import check_resources, fray_module, iris_client, is_iris
+from marin_dagster.runners.iris_engine import IrisEngine
 from marin_dagster.runners.payload import StepCall, pack
 from marin_dagster.runners.settings import FraySettings
 from marin_dagster.steps import StepLike
@@ -23,35 +25,37 @@ from marin_dagster.steps.resources import ResourceConfig
 
 
 def callers_client() -> Any | None:
-    """Fray's current client, in this context or of the Iris job that this is; None without one."""
+    """Fray's current client, from the context or from the Iris job that this process is; None if
+    there is none."""
     current = fray_module("fray.current_client").current_client()
     local = fray_module("fray.local_backend").LocalClient
     return None if isinstance(current, local) else current
 
 
 class FrayRunner:
-    """Runs steps through a Fray client: one given in code, Iris at an address, or the caller's."""
+    """Runs steps through a Fray client: one passed in code, one for an Iris address, or the current
+    client."""
 
     def __init__(self, name: str, settings: FraySettings, client: Any = None) -> None:
         self._name = name
         self._settings = settings
         self._given = client
         self._connected: Any = None
-        self._engines: dict[int, IrisEngine | OtherEngine] = {}
+        self._engines: dict[int, FrayEngine] = {}
         self._lock = threading.Lock()
 
     @property
     def name(self) -> str:
-        """What the executor's config calls it."""
+        """The runner's name in the executor's config."""
         return self._name
 
     @property
     def engine(self) -> str:
-        """Fray's client: the controller's address, or what was given in code."""
+        """The controller's address, or ``client`` for any other client."""
         return f"fray {self._settings.address or 'client'}"
 
     def refuses(self, step: StepLike, request: Request) -> str | None:
-        """Why Fray or this client cannot run the step."""
+        """Why Fray or its client cannot run the step."""
         try:
             client = self._client()
             resources = _fray_resources(request.resources)
@@ -59,29 +63,25 @@ class FrayRunner:
             return str(error)
         if isinstance(client, fray_module("fray.local_backend").LocalClient):
             return (
-                "Fray's LocalClient runs functions in threads of this process: it honours no "
+                "Fray's LocalClient runs functions in threads of this process: it ignores "
                 "resources and cannot stop a step. Give the runner another client or an address; "
-                "to run the step on this machine, send it to the runner 'process', or leave a "
-                "StepRunner's fray_client out"
+                "to run the step on this machine, route it to the runner 'process', or omit the "
+                "StepRunner's fray_client"
             )
-        if not _is_iris(client):
+        if not is_iris(client):
             return None
         try:
-            backend = fray_module("fray.iris_backend")
-            backend.convert_resources(resources).to_proto()
-            backend.convert_constraints(resources)
-            backend.convert_container_profile(resources)
-            backend.resolve_coscheduling(resources, resources.replicas)
+            check_resources(resources)
         except Exception as error:
-            return f"Iris cannot be asked for {resources}: {error}"
-        return _out_of_sight(step.output_path, self._settings.shared_disk)
+            return f"Iris does not support {resources}: {error}"
+        return _unreachable_output(step.output_path, self._settings.shared_disk)
 
     def submit(self, name: str, call: StepCall, request: Request) -> FrayJob:
-        """Start a job.
+        """Submit a job.
 
         Raises:
-            EngineError: the controller does not answer, or refuses the job, for example because
-                nothing in the cluster is large enough for it.
+            EngineTimeoutError: the controller does not answer.
+            EngineError: it refuses the job, for example because no worker is large enough.
             RoutingError: Fray is not installed, or has no such resource.
         """
         types = fray_module("fray.types")
@@ -109,10 +109,10 @@ class FrayRunner:
         return submitted
 
     def attach(self, name: str) -> FrayJob | None:
-        """The job of that name, whoever submitted it.
+        """The job of that name, submitted by any process; None if the engine does not know it.
 
         Raises:
-            EngineError: the controller does not answer.
+            EngineError: the engine does not answer.
         """
         engine = self._engine(self._client())
         try:
@@ -123,13 +123,13 @@ class FrayRunner:
                     return None
                 job.report(known)
         except Exception as error:
-            raise EngineError(f"{self._name}: looking for job {name}: {error}") from error
+            raise EngineError(f"{self._name}: cannot look up job {name}: {error}") from error
         if job is not None and not job.status.state.final:
             engine.poller.watch(job)
         return job
 
     def close(self) -> None:
-        """Close the connection, if it is the runner's own."""
+        """Close the connection, if the runner opened it."""
         with self._lock:
             connected, self._connected = self._connected, None
             for engine in self._engines.values():
@@ -152,29 +152,28 @@ class FrayRunner:
                 )
             return self._connected
 
-    def _engine(self, client: Any) -> "IrisEngine | OtherEngine":
-        # Inside an Iris task, each call for the current client gives a new one of the same engine.
-        iris = client._iris if _is_iris(client) else None
-        key = id(client if iris is None else iris)
+    def _engine(self, client: Any) -> FrayEngine:
+        # Inside an Iris task, Fray returns a new current client at each call, for one Iris client.
+        kind, key = (
+            (IrisEngine, id(iris_client(client)))
+            if is_iris(client)
+            else (FrayClientEngine, id(client))
+        )
         with self._lock:
             if key not in self._engines:
-                self._engines[key] = OtherEngine(client) if iris is None else IrisEngine(client)
+                self._engines[key] = kind(client)
             return self._engines[key]
 
 
-def _is_iris(client: Any) -> bool:
-    return hasattr(client, "_iris")
-
-
-def _out_of_sight(output_path: str, shared_disk: bool) -> str | None:
+def _unreachable_output(output_path: str, shared_disk: bool) -> str | None:
     try:
         local = OutputDir.at(output_path).is_local
     except StoreError as error:
         return str(error)
     if local and not shared_disk:
         return (
-            f"its output path {output_path} is on this machine's disk, which Iris's workers do "
-            "not see. Set a prefix on an object store, or shared_disk if they do"
+            f"its output path {output_path} is on this machine's disk, which Iris's workers cannot "
+            "access. Use a prefix on an object store, or set shared_disk if they can"
         )
     if fsspec.utils.get_protocol(output_path) == "memory":
         return f"its output path {output_path} is in this process's memory"
@@ -182,10 +181,10 @@ def _out_of_sight(output_path: str, shared_disk: bool) -> str | None:
 
 
 def _fray_resources(resources: Any) -> Any:
-    """Fray's own request: as it is, or built from ours.
+    """Fray's ``ResourceConfig``, converted from ours if necessary.
 
     Raises:
-        RoutingError: this version of Fray cannot say it.
+        RoutingError: the installed Fray does not support a field or its value.
     """
     types = fray_module("fray.types")
     if resources is None:
@@ -213,7 +212,7 @@ def _rebuilt(kind: Any, ours: Any, **replaced: Any) -> Any:
 
 
 def _dependency_groups(resources: Any, groups: Sequence[str] | None) -> list[str]:
-    """The wrapper's groups; without, the extra of Marin's workspace for the device, as in Marin."""
+    """The wrapper's groups; if None, the device's extra in Marin's workspace, as in Marin."""
     if groups is not None:
         return list(groups)
     kind = resources.device.kind

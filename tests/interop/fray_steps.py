@@ -14,7 +14,7 @@ from marin_dagster.cache.record import step_record
 from marin_dagster.runners import FraySettings, JobStatus, Request, StepCall
 from marin_dagster.runners.base import job_name
 from marin_dagster.runners.fray import FrayRunner
-from marin_dagster.runners.fray_clients import FrayJob
+from marin_dagster.runners.fray_engine import FrayJob
 from marin_dagster.steps.remote import step_function
 
 SMALL = {"cpu": 0.5, "ram": "256m", "disk": "1g"}

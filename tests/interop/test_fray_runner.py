@@ -26,7 +26,7 @@ from iris_server import IrisServer, eventually, iris_server
 from marin_dagster.cache import OutputDir
 from marin_dagster.runners import JobState, JobStatus, Request
 from marin_dagster.runners.fray import FrayRunner
-from marin_dagster.runners.fray_clients import FrayJob
+from marin_dagster.runners.fray_engine import FrayJob
 from marin_dagster.runners.payload import read_fault
 
 pytestmark = pytest.mark.interop

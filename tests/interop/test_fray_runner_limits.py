@@ -25,7 +25,7 @@ from marin_dagster import ResourceConfig, StepSpec
 from marin_dagster.errors import EngineError, RoutingError
 from marin_dagster.runners import FraySettings, JobState, Request, StepCall
 from marin_dagster.runners.fray import FrayRunner
-from marin_dagster.runners.fray_clients import why_failed
+from marin_dagster.runners.iris_engine import why_failed
 
 pytestmark = pytest.mark.interop
 
@@ -36,7 +36,7 @@ def test_a_controller_that_dies_and_comes_back_empty(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("marin_dagster.runners.polling._UNKNOWN_S", 3.0)
-    monkeypatch.setattr("marin_dagster.runners.fray_clients._PATIENCE_S", 1.0)
+    monkeypatch.setattr("marin_dagster.runners.iris_compat._PATIENCE_S", 1.0)
     with iris_server() as server:
         runner = new_runner(server)
         step = step_at(tmp_path, sleep_with_a_child)
@@ -52,7 +52,7 @@ def test_a_controller_that_dies_and_comes_back_empty(
         assert not job.status.state.final
         with pytest.raises(EngineError, match=job.name):
             runner.attach(job.name)
-        with pytest.raises(EngineError, match="does not cancel"):
+        with pytest.raises(EngineError, match="cannot cancel"):
             job.cancel()
         with pytest.raises(EngineError, match="does not answer"):
             submit(runner, step)

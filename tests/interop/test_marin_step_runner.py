@@ -170,7 +170,7 @@ def test_frays_client_takes_steps_with_resources(how: str) -> None:
 
 
 def test_a_runner_knows_whether_iris_workers_see_its_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("marin_dagster.runners.fray_clients._PATIENCE_S", 0.1)
+    monkeypatch.setattr("marin_dagster.runners.iris_compat._PATIENCE_S", 0.1)
     nowhere = FrayIrisClient("http://127.0.0.1:9")
     step = StepSpec("train", fn=print, resources=ResourceConfig(cpu=4))
 
