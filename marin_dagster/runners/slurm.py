@@ -1,60 +1,52 @@
 """Steps as Slurm batch jobs, submitted through submitit.
 
-Each job has a folder of its own below ``SlurmSettings.folder``, named like the job: its script, the
-pickled call and its logs. It goes when the job has succeeded and its log has been read; that of any
-other job stays, for people to look at.
+Each job has a folder below ``SlurmSettings.folder`` with the job's name: it holds the script, the
+pickled call and the logs. It is removed when the job has succeeded and its log has been read; that
+of any other job stays for inspection.
 
-submitit writes the script and the pickle, and is what the node runs. Everything after that is asked
-of Slurm itself, since submitit needs Slurm's accounting database to notice that a job has crashed:
-``squeue`` says which of the user's jobs are alive, all in one call, and ``scontrol`` how one ended.
-Both only know jobs that ended in the last minutes (``MinJobAge``).
+submitit submits the job and is what the node runs. The status comes from Slurm's tools, since
+submitit notices a crash only with Slurm's accounting database: one ``squeue`` lists all jobs of the
+user, and ``scontrol`` shows how a job has ended. Both forget a job some minutes after its end
+(``MinJobAge``).
 
-Slurm itself starts no job a second time (``--no-requeue``): a preempted job, or one whose node has
-failed, is reported as lost.
+Slurm does not restart jobs (``--no-requeue``): a preempted job, or one whose node has failed, is
+lost.
 """
 
 import logging
 import os
 import re
-import shlex
 import shutil
-import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
-
-import submitit
-from submitit.core.utils import FailedJobError, FailedSubmissionError
 
 from marin_dagster.errors import EngineError
 from marin_dagster.runners.base import Job, JobState, JobStatus, Request, describe_exit
 from marin_dagster.runners.payload import StepCall, pack
 from marin_dagster.runners.polling import Poller
 from marin_dagster.runners.settings import SlurmSettings
-from marin_dagster.runners.slurm_files import Tail, exit_code, run_step
+from marin_dagster.runners.slurm_files import Tail, exit_code
+from marin_dagster.runners.slurm_submission import submit_batch_job
 from marin_dagster.runners.slurm_tools import (
     JOB_STATES,
     ask_slurm,
     cluster_identity,
-    foreign_variables,
     job_field,
     job_status,
-    resource_parameters,
     show_job,
 )
 from marin_dagster.steps import StepLike
 
 logger = logging.getLogger(__name__)
 
-_SUBMIT_S = 30
 _LOG_PAUSE_S = 0.2
 _TAIL_BYTES = 4096
 _STANDS_S = 30.0
-"""How long a job's function must have ended before Slurm's word that the job has not counts less.
-Usual epilogs are over by then."""
+"""How long after its function a job has ended even if Slurm does not report the end. Usual epilogs
+take less."""
 
 _ELSEWHERE = ("zone", "target_cluster", "container_profile", "image")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -68,31 +60,31 @@ class SlurmJob(Job):
     folder: Path = field(kw_only=True)
     """Its script, call and logs."""
     ended_at: float | None = field(default=None, kw_only=True)
-    """When its function was first seen to have ended while Slurm said otherwise, in seconds of
+    """Since when its function has ended although Slurm does not report the end, in seconds of
     ``time.monotonic()``."""
 
     def outcome(self) -> JobStatus | None:
-        """How its function has ended, by the files that its ranks leave; None while one runs."""
+        """How its function has ended, from the files that its ranks write; None while one runs."""
         code = exit_code(self.folder)
         if not code:
             return None if code is None else JobStatus(JobState.SUCCEEDED)
         return JobStatus(JobState.FAILED, describe_exit(code))
 
     def logs(self) -> Iterator[tuple[str, str]]:
-        """Its log files, those of all ranks, as they grow."""
+        """The log files of all ranks, as they grow."""
         tails: dict[Path, Tail] = {}
         hurried = False
         if not os.access(self.folder, os.R_OK | os.X_OK):
-            yield "stderr", f"[{self.folder} with the log of job {self.id} cannot be read here]\n"
+            yield "stderr", f"[cannot read {self.folder}, which has the log of job {self.id}]\n"
         while not self.runner.closed.is_set():
             final = self.status.state.final
             if not hurried and self.outcome() is not None:
-                # Sooner than the next question would find out.
+                # Poll now: Slurm is about to report the end.
                 hurried = True
                 self.runner.poller.hurry()
             for path in sorted(self.folder.glob(f"{self.id}_*_log.*")):
                 tails.setdefault(path, Tail(path))
-            # Lines of several ranks must not mix.
+            # Do not mix lines of several ranks.
             whole_lines = len(tails) > 2
             pieces = [(tail.stream, tail.read(whole_lines, final)) for tail in tails.values()]
             yield from ((stream, text) for stream, text in pieces if text)
@@ -105,8 +97,8 @@ class SlurmJob(Job):
             shutil.rmtree(self.folder, ignore_errors=True)
 
     def cancel(self) -> None:
-        """Cancel it, waiting or running: SIGTERM to all its processes, then SIGKILL after
-        ``KillWait``; on a cluster without cgroups, a child that ignores SIGTERM may be missed."""
+        """Cancel it, pending or running: SIGTERM to all its processes, then SIGKILL after
+        ``KillWait``. On a cluster without cgroups, a child that ignores SIGTERM may survive."""
         ask_slurm("scancel", self.id)
         self.runner.poller.hurry()
 
@@ -126,8 +118,7 @@ class SlurmRunner:
 
     @property
     def engine(self) -> str:
-        """The cluster, and the user where Slurm hides one's jobs from another: a job is looked for
-        only where it can be seen.
+        """The cluster, and the user if Slurm hides the jobs of other users.
 
         Raises:
             EngineError: Slurm does not answer.
@@ -137,10 +128,10 @@ class SlurmRunner:
         return self._engine
 
     def refuses(self, step: StepLike, request: Request) -> str | None:
-        """Slurm has no TPUs, places and images, and nodes have the packages that they have."""
+        """Refuse TPUs, regions, images, package installations and disks out of nodes' reach."""
         path, resources = step.output_path, request.resources
         if not self.settings.shared_disk and ("://" not in path or path.startswith("file://")):
-            return f"its nodes do not see this machine's disk (output path {path})"
+            return f"its nodes cannot access this machine's disk (output path {path})"
         for name in ("pip_packages", "pip_dependency_groups"):
             if getattr(request, name):
                 return f"it installs no packages ({name}={list(getattr(request, name))!r})"
@@ -162,31 +153,14 @@ class SlurmRunner:
     def submit(self, name: str, call: StepCall, request: Request) -> SlurmJob:
         """Submit a batch job for the call."""
         packed = pack(call)
-        folder = self._folder(name)
-        try:
-            # For this user only: the script holds the step's environment.
-            folder.mkdir(mode=0o700, parents=True)
-        except OSError as error:
-            raise EngineError(_refusal(name, error)) from error
-        try:
-            # One for each job, since it holds the job's parameters; it also slows itself down.
-            executor = _Executor(folder)
-            executor.update_parameters(**self._parameters(name, request))
-            if not executor.parameters["use_srun"] and not executor.parameters.get("teardown"):
-                # The step takes the shell's place. Else the shell dies of a cancellation first, and
-                # a step that ignores SIGTERM is out of Slurm's sight where there are no cgroups.
-                executor.python = f"exec {executor.python}"
-            submitted = executor.submit(run_step, packed)
-        except Exception as error:
-            # A job that was accepted after all finds no pickle there, and runs nothing.
-            shutil.rmtree(folder, ignore_errors=True)
-            raise EngineError(_refusal(name, error)) from error
-        job = SlurmJob(name, id=submitted.job_id, runner=self, folder=folder)
+        folder = Path(self.settings.folder).expanduser().absolute() / name
+        job_id = submit_batch_job(name, folder, self.settings, request, packed)
+        job = SlurmJob(name, id=job_id, runner=self, folder=folder)
         self.poller.watch(job)
         return job
 
     def attach(self, name: str) -> SlurmJob | None:
-        """The newest job of that name, whoever submitted it; it may have ended some minutes ago."""
+        """The newest job of that name, of any user; it may have ended some minutes ago."""
         every = ("squeue", "--noheader", "--states=all")
         ids = ask_slurm(*every, f"--name={name}", "--format=%A").split()
         line = show_job(max(ids, key=int)) if ids else None
@@ -200,15 +174,12 @@ class SlurmRunner:
         return job
 
     def close(self) -> None:
-        """Stop reading logs and asking. Jobs go on."""
+        """Stop reading logs and polling. Jobs go on."""
         self.closed.set()
         self.poller.close()
 
-    def _folder(self, name: str) -> Path:
-        return Path(self.settings.folder).expanduser().absolute() / name
-
     def _ask(self, jobs: Sequence[SlurmJob]) -> Mapping[str, JobStatus]:
-        # All jobs of a cluster may be many; those of another user are shown one by one below.
+        # A cluster may have many jobs, so list this user's only; scontrol shows any others below.
         listed = ask_slurm("squeue", "--noheader", f"--user={os.getuid()}", "--format=%A %T")
         alive = dict(line.split() for line in listed.splitlines())
         answers = {}
@@ -220,89 +191,24 @@ class SlurmRunner:
             elif (line := show_job(job.id)) is not None:
                 name = job_field(line, "JobState")
                 answers[job.name] = _status(job, line)
-            if (ended := _ended_all_the_same(job, name)) is not None:
+            if (ended := _overdue_end(job, name)) is not None:
                 answers[job.name] = ended
         return answers
 
-    def _parameters(self, name: str, request: Request) -> dict[str, Any]:
-        """What submitit is told: its own parameters, and further ones of sbatch."""
-        parameters: dict[str, Any] = {
-            "nodes": 1,
-            **resource_parameters(request.resources),
-            "partition": self.settings.partition,
-            "account": self.settings.account,
-            # Submitit's own defaults are five minutes, a key of its own for accounting, and a
-            # warning by a signal that means "save yourself" to it; none of that is for steps.
-            "time": self.settings.time_min,
-            "wckey": None,
-            "signal_delay_s": 0,
-            "no_requeue": True,
-            # An empty one drops what is derived; Dagster's config has no null here.
-            **{
-                key.replace("-", "_"): None if value == "" else value
-                for key, value in self.settings.parameters.items()
-            },
-            "job_name": name,
-        }
-        ranks = any(parameters.get(key) not in (None, 1) for key in _RANK_PARAMETERS)
-        # Without srun there is one process less between Slurm and the step.
-        parameters.setdefault("use_srun", ranks)
-        # One rank that dies would leave the others waiting for it.
-        srun_args = ["--kill-on-bad-exit=1"]
-        if parameters.get("cpus_per_task") is not None:
-            # srun does not take it from sbatch.
-            srun_args.append(f"--cpus-per-task={parameters['cpus_per_task']}")
-        parameters["srun_args"] = [*srun_args, *(parameters.get("srun_args") or [])]
-        parameters["setup"] = [*self._setup(request), *(parameters.get("setup") or [])]
-        known = _Executor._valid_parameters()
-        further = dict(parameters.pop("additional_parameters", None) or {})
-        for key, value in parameters.items():
-            if key not in known and value is not None:
-                further[key] = value
-        own = {key: value for key, value in parameters.items() if key in known}
-        return {**own, "additional_parameters": further}
 
-    def _setup(self, request: Request) -> list[str]:
-        """Shell lines before the step."""
-        environment = {**self.settings.env, **request.env_vars}
-        return [
-            # Its own lines are not the step's.
-            "export SUBMITIT_LOG_LEVEL=CRITICAL",
-            f"export PYTHONPATH={shlex.quote(_import_path())}",
-            *self.settings.setup,
-            *(f"export {key}={shlex.quote(value)}" for key, value in environment.items()),
-        ]
-
-
-_RANK_PARAMETERS = ("nodes", "ntasks", "ntasks_per_node")
-
-
-class _Executor(submitit.SlurmExecutor):
-    def _make_submission_command(self, submission_file_path: Path) -> list[str]:
-        unset = [part for name in foreign_variables() for part in ("-u", name)]
-        return ["env", *unset, "timeout", str(_SUBMIT_S), "sbatch", str(submission_file_path)]
-
-
-def _import_path() -> str:
-    """Where this process finds modules beside its installation, which the node's Python has too."""
-    own = tuple(os.path.join(prefix, "lib") for prefix in (sys.prefix, sys.base_prefix))
-    paths = [os.path.abspath(path) for path in sys.path]
-    return os.pathsep.join(dict.fromkeys(path for path in paths if not path.startswith(own)))
-
-
-def _ended_all_the_same(job: SlurmJob, state: str) -> JobStatus | None:
-    """How a job has ended that Slurm has called waiting or about to end for long since then, as it
-    does when a node no longer answers. A job that waits is cancelled, so that it never starts again
-    over the finished output."""
-    waits = JOB_STATES.get(state) is JobState.PENDING
-    outcome = job.outcome() if waits or state == "COMPLETING" else None
+def _overdue_end(job: SlurmJob, state: str) -> JobStatus | None:
+    """How a job has ended, if its function ended long ago but Slurm reports it as COMPLETING or
+    pending, as it does when a node does not answer. A pending job is cancelled, so that it never
+    runs again over the finished output."""
+    pending = JOB_STATES.get(state) is JobState.PENDING
+    outcome = job.outcome() if pending or state == "COMPLETING" else None
     if outcome is None:
         job.ended_at = None
         return None
     job.ended_at = job.ended_at or time.monotonic()
     if time.monotonic() - job.ended_at < _STANDS_S:
         return None
-    if waits:
+    if pending:
         try:
             ask_slurm("scancel", job.id)
         except EngineError as error:
@@ -318,17 +224,3 @@ def _status(job: SlurmJob, line: str) -> JobStatus:
             file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
             ends.append(file.read().decode(errors="replace"))
     return job_status(line, "\n".join(ends))
-
-
-def _refusal(name: str, error: Exception) -> str:
-    """Why a job was not submitted, and what to do."""
-    if shutil.which("sbatch") is None or shutil.which("srun") is None:
-        return (
-            f"job {name} was not submitted: sbatch and srun were not found. Install Slurm's client "
-            "commands where runs are executed."
-        )
-    text = str(error)
-    if isinstance(error, (FailedJobError, FailedSubmissionError)):
-        text = text or f"sbatch has not answered within {_SUBMIT_S} s"
-        text += "\nCheck with sinfo that the cluster answers and has what the step asks for."
-    return f"job {name} was not submitted: {text}"

@@ -1,4 +1,4 @@
-"""What is in a Slurm job's folder beside submitit's files: its logs, and how its function ended."""
+"""The files in a Slurm job's folder: logs that grow, and the exit codes of its ranks."""
 
 import codecs
 import os
@@ -14,22 +14,25 @@ _PIECE_BYTES = 1 << 20
 
 @dataclass(eq=False)
 class Tail:
-    """A log file that grows."""
+    """Reads a log file as it grows."""
 
     path: Path
     offset: int = 0
     rest: str = ""
-    """The beginning of a line that is not complete."""
+    """The beginning of an incomplete line."""
     grew: bool = False
-    """Whether the last look has found something."""
+    """Whether the last read has found new content."""
 
     def __post_init__(self) -> None:
         self.stream = "stderr" if self.path.suffix == ".err" else "stdout"
         self.decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def read(self, whole_lines: bool, final: bool) -> str:
-        """What is new, some of it; an incomplete line only when there is no more to come."""
-        # Opened anew each time: that is when a network file system looks for news.
+        """The next piece of new content.
+
+        With ``whole_lines``, an incomplete line waits for its end until the job is ``final``.
+        """
+        # Opened again each time: only then does a network file system look for new content.
         with self.path.open("rb") as file:
             file.seek(self.offset)
             data = file.read(_PIECE_BYTES)
@@ -43,13 +46,13 @@ class Tail:
 
 
 def run_step(packed: bytes) -> None:
-    """What the node runs, inside submitit."""
+    """The function that submitit calls on the node."""
     # Submitit ignores SIGTERM, and starts the job again at other signals.
     for number in (signal.SIGTERM, signal.SIGCONT, signal.SIGUSR2):
         signal.signal(number, signal.SIG_DFL)
     rank, ranks = os.environ["SLURM_PROCID"], os.environ.get("SLURM_STEP_NUM_TASKS", "1")
     folder, code = Path(os.environ["SUBMITIT_FOLDER"]), 1
-    for old in folder.glob(f"ended-{rank}-*"):  # Slurm has started the job a second time
+    for old in folder.glob(f"ended-{rank}-*"):  # of an earlier start of this job
         old.unlink()
     try:
         run_packed(packed)
@@ -60,8 +63,8 @@ def run_step(packed: bytes) -> None:
 
 
 def exit_code(folder: Path) -> int | None:
-    """The highest exit code of a job's ranks; None while one of them runs, or where their files
-    cannot be read."""
+    """The highest exit code of a job's ranks; None while one of them runs, or if their files cannot
+    be read."""
     try:
         ends = [path.name.split("-") for path in folder.glob("ended-*")]
     except OSError:  # another user's

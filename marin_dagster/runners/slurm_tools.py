@@ -1,19 +1,15 @@
-"""What Slurm's tools say about jobs, and asking them."""
+"""Calling Slurm's tools, and reading their output."""
 
-import math
 import os
 import re
 import signal
 import subprocess
-from typing import Any
 
 from marin_dagster.errors import EngineError
 from marin_dagster.runners.base import JobState, JobStatus, describe_exit
-from marin_dagster.steps.resources import ResourceConfig, parse_size
 
 _ASK_S = 15.0
-"""Deadline of a question to Slurm. Its tools give up by themselves after about 9 seconds and then
-say why, so this is longer."""
+"""Deadline of a call. Slurm's tools report a timeout of their own after about 9 seconds."""
 JOB_STATES = {
     **dict.fromkeys(("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD"), JobState.PENDING),
     **dict.fromkeys(("REQUEUE_FED", "RESV_DEL_HOLD", "SPECIAL_EXIT"), JobState.PENDING),
@@ -22,7 +18,7 @@ JOB_STATES = {
     "CANCELLED": JobState.CANCELLED,
     **dict.fromkeys(("PREEMPTED", "NODE_FAIL", "BOOT_FAIL", "REVOKED"), JobState.LOST),
 }
-"""Slurm's states; in any other, such as COMPLETING, something of the job still runs."""
+"""Slurm's states. In any other, such as COMPLETING, a part of the job still runs."""
 _REASONS = {
     "OUT_OF_MEMORY": "out of memory",
     "DEADLINE": "deadline reached",
@@ -40,17 +36,17 @@ _FORGOTTEN = "Invalid job id"
 
 
 def job_status(line: str, stderr: str = "") -> JobStatus:
-    """What a line of ``scontrol -o show job`` says.
+    """The status in a line of ``scontrol -o show job``.
 
     Args:
         line: the line.
-        stderr: the end of the job's stderr; without cgroups, only that tells a job that Slurm has
-            killed for its memory from any other that was killed.
+        stderr: the end of the job's stderr. Without cgroups, only it shows that Slurm has killed
+            the job for its memory.
     """
     name = job_field(line, "JobState")
     state = JOB_STATES.get(name, JobState.RUNNING)
     if state is JobState.LOST and job_field(line, "Requeue") == "1":
-        # Somebody has allowed it after all; Slurm is about to start it again.
+        # The job allows a requeue after all: Slurm is about to start it again.
         return JobStatus(JobState.PENDING, _REASONS[name])
     if name == "TIMEOUT":
         return JobStatus(
@@ -72,9 +68,9 @@ def job_status(line: str, stderr: str = "") -> JobStatus:
 def foreign_variables() -> list[str]:
     """Environment variables of this process that must not reach Slurm's tools.
 
-    sbatch lets them override the options in a job's script; squeue and the others would look at
-    some jobs only, or at another cluster; and inside a job of Slurm the new one would inherit that
-    one's shape. What leads to the cluster and proves who is asking stays.
+    They would override the options in a job's script, make squeue filter jobs or ask another
+    cluster, and let a job inherit the shape of the job that submits it. The variables for finding
+    the cluster and for authentication stay.
     """
     return [name for name in os.environ if name.startswith(_SLURMS_OWN) and name not in _KEPT]
 
@@ -83,7 +79,7 @@ def ask_slurm(*command: str) -> str:
     """The output of one of Slurm's tools.
 
     Raises:
-        EngineError: it is not there, fails, or does not answer in time.
+        EngineError: the tool is missing, fails, or does not answer in time.
     """
     tool = command[0]
     foreign = foreign_variables()
@@ -100,14 +96,14 @@ def ask_slurm(*command: str) -> str:
     except FileNotFoundError as error:
         raise EngineError(f"{tool} was not found. Install Slurm's client commands.") from error
     except subprocess.TimeoutExpired as error:
-        raise EngineError(f"{tool} has not answered within {_ASK_S:.0f} s.") from error
+        raise EngineError(f"{tool} did not answer within {_ASK_S:.0f} s.") from error
     if done.returncode != 0:
         raise EngineError(f"{tool}: {done.stderr.strip() or f'exit code {done.returncode}'}")
     return done.stdout
 
 
 def show_job(job_id: str) -> str | None:
-    """scontrol's line about a job; None when Slurm has forgotten it."""
+    """scontrol's line about a job; None if Slurm has forgotten it."""
     try:
         return ask_slurm("scontrol", "--oneliner", "show", "job", job_id).strip()
     except EngineError as error:
@@ -117,7 +113,7 @@ def show_job(job_id: str) -> str | None:
 
 
 def cluster_identity() -> str:
-    """The cluster that Slurm's tools talk to, and the user where nobody sees the jobs of others.
+    """The cluster that Slurm's tools ask, and the user if Slurm hides the jobs of other users.
 
     Raises:
         EngineError: Slurm does not answer.
@@ -130,7 +126,7 @@ def cluster_identity() -> str:
 
 
 def job_field(line: str, name: str) -> str:
-    """One field of scontrol's line; empty when it is not there."""
+    """One field of scontrol's line; empty if it is missing."""
     match = re.search(rf"(?:^| ){name}=(.*?)(?= [A-Z][\w:/&]*=|$)", line)
     return match[1] if match else ""
 
@@ -142,29 +138,3 @@ def _minutes(limit: str) -> int | str:
         return limit
     days, hours, minutes, _ = (int(part or 0) for part in match.groups())
     return (days * 24 + hours) * 60 + minutes
-
-
-def resource_parameters(resources: Any) -> dict[str, Any]:
-    """A step's request in sbatch's words. A replica is a node."""
-    if resources is None:
-        return {}
-    parameters: dict[str, Any] = {
-        "nodes": resources.replicas,
-        "ntasks_per_node": 1,
-        "cpus_per_task": math.ceil(resources.cpu),
-        "mem": _mebibytes(resources.ram),
-    }
-    # --tmp reserves nothing: it picks nodes that are configured with so much TmpDisk, and on most
-    # clusters none is configured at all. So it is only for steps that ask for a disk themselves.
-    if parse_size(resources.disk) != parse_size(ResourceConfig.disk):
-        parameters["tmp"] = _mebibytes(resources.disk)
-    device = resources.device
-    if device.kind == "gpu":
-        # Slurm names models in lower case where it detects them itself.
-        model = "" if device.variant == "auto" else f"{device.variant.lower()}:"
-        parameters["gpus_per_node"] = f"{model}{device.count}"
-    return parameters
-
-
-def _mebibytes(size: str) -> str:
-    return f"{math.ceil(parse_size(size) / (1 << 20))}M"

@@ -448,8 +448,8 @@ def test_when_the_small_process_dies_its_steps_are_lost_and_the_next_one_starts_
     drive = Drive(step, runner).start()
     drive.until(lambda: is_waiting(step))
 
-    assert runner._zygote is not None
-    runner._zygote.send_signal(signal.SIGKILL)
+    assert runner._zygote.process is not None
+    runner._zygote.process.send_signal(signal.SIGKILL)
 
     with pytest.raises(JobLostError, match="has died"):
         drive.end()

@@ -20,6 +20,7 @@ from marin_dagster.runners import (
     slurm_tools,
 )
 from marin_dagster.runners.slurm import SlurmJob, SlurmRunner
+from marin_dagster.runners.slurm_submission import BatchExecutor, batch_parameters
 from marin_dagster.runners.slurm_tools import job_status
 
 LINE = (
@@ -225,14 +226,14 @@ def test_a_local_path_is_refused_where_the_nodes_do_not_see_this_disk() -> None:
 
 @pytest.fixture(autouse=True)
 def _with_or_without_slurm(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slurm._Executor, "affinity", classmethod(lambda cls: 1))
+    monkeypatch.setattr(BatchExecutor, "affinity", classmethod(lambda cls: 1))
 
 
 def script(request: Request, **settings: Any) -> list[str]:
     """The lines of the script that sbatch would get."""
-    runner = SlurmRunner("cluster", SlurmSettings(folder="/jobs", **settings))
-    executor = slurm._Executor("/jobs/name")
-    executor.update_parameters(**runner._parameters("name", request))
+    executor = BatchExecutor("/jobs/name")
+    parameters = batch_parameters("name", SlurmSettings(folder="/jobs", **settings), request)
+    executor.update_parameters(**parameters)
     return executor._make_submission_file_text("run-the-step", "id").splitlines()
 
 
