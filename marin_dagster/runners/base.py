@@ -1,8 +1,8 @@
-"""``Runner`` and ``Job``: one protocol for every engine that can run a step's function.
+"""``Runner`` and ``Job``: the protocol of every engine that can run a step's function.
 
-A runner submits a ``StepCall`` as a job of its engine, and finds a job again by its name. A job
-tells its status and its log, and can be cancelled. Everything else (leases, what an outcome means,
-when to cancel) is in ``driver``, the same for all engines.
+A runner submits a ``StepCall`` as a job of its engine, and finds a job by its name. A job has a
+status and a log, and can be cancelled. The rest (leases, the meaning of an outcome, when to cancel)
+is in ``driver``, for all engines.
 """
 
 import re
@@ -23,25 +23,25 @@ JOB_NAME_LENGTH = 63
 
 
 class JobState(Enum):
-    """Where a job stands. The last four are final."""
+    """A job's state. The last four are final."""
 
     PENDING = "pending"
     RUNNING = "running"
     SUCCEEDED = "succeeded"
     FAILED = "failed"
-    """It ended by itself, and not well: an exit code, a signal, out of memory."""
+    """It ended with an error: an exit code, a signal, out of memory."""
     CANCELLED = "cancelled"
     LOST = "lost"
-    """The engine took it away or lost sight of it: preempted, node gone, forgotten."""
+    """The engine stopped or lost it: preempted, node failed, forgotten."""
 
     @property
     def final(self) -> bool:
-        """Whether a job in this state stays in it."""
+        """Whether the job has ended."""
         return self not in (JobState.PENDING, JobState.RUNNING)
 
     @property
     def failed(self) -> bool:
-        """Whether a job in this state will never have done its work."""
+        """Whether the job has ended without success."""
         return self.final and self is not JobState.SUCCEEDED
 
 
@@ -51,34 +51,34 @@ PROCESS_ENGINE = "process"
 
 @dataclass(frozen=True)
 class JobStatus:
-    """What an engine says about a job."""
+    """A job's status on its engine."""
 
     state: JobState
     reason: str = ""
-    """Why it ended so, for people: ``signal 11 (SIGSEGV)``, ``out of memory``, ``preempted``."""
+    """Why it ended, for people: ``signal 11 (SIGSEGV)``, ``out of memory``, ``preempted``."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """What a step asks of the runner that takes it."""
+    """What a step asks of its runner."""
 
     resources: Any = None
-    """A ``ResourceConfig``, ours or Fray's; None when the step states none."""
+    """A ``ResourceConfig``, ours or Fray's; None if the step has none."""
     env_vars: Mapping[str, str] = field(default_factory=dict)
-    """Environment of the job, beside the runner's own."""
+    """Environment variables of the job, in addition to the runner's."""
     pip_dependency_groups: Sequence[str] | None = None
     """Dependency groups of the workspace to install for the job."""
     pip_packages: Sequence[str] | None = None
     """Further packages to install for the job."""
     name: str | None = None
-    """What the job should be called; the step's name when None."""
+    """The job's name; the step's name if None."""
 
     @classmethod
     def of(cls, step: StepLike) -> "Request":
-        """The request in a step.
+        """A step's request.
 
-        Its own resources come before its :class:`RemoteCallable`'s, as in Marin; the wrapper's
-        environment and packages count in any case (Marin drops them when both are given).
+        The step's resources override its :class:`RemoteCallable`'s, as in Marin. The wrapper's
+        environment and packages always apply (Marin drops them if both have resources).
         """
         resources = step_resources(step)
         if not is_remote(step.fn):
@@ -95,17 +95,17 @@ class Request:
 
 @dataclass(eq=False)
 class Job:
-    """One job of an engine. A subclass says how to read its log and how to cancel it.
+    """One job of an engine. Subclasses read its log and cancel it.
 
-    Whoever learns of a change calls :meth:`report`, from any thread.
+    The runner calls :meth:`report` when the status changes, from any thread.
     """
 
     name: str
-    """Under which :meth:`Runner.attach` finds it again."""
+    """The name for :meth:`Runner.attach`."""
     id: str = ""
-    """What the engine calls it, for people who look for it there; the name when empty."""
+    """The engine's id, for people who look for the job there; the name if empty."""
     url: str | None = None
-    """Its page in the engine's UI, when there is one."""
+    """Its page in the engine's UI, if there is one."""
     _status: JobStatus = field(default=JobStatus(JobState.PENDING), init=False)
     _trouble: tuple[float, str] | None = field(default=None, init=False)
     _changed: threading.Condition = field(default_factory=threading.Condition, init=False)
@@ -114,13 +114,13 @@ class Job:
     def logs(self) -> Iterator[tuple[str, str]]:
         """Pieces of ``("stdout" | "stderr", text)``, as the job writes them.
 
-        Ends when the job has ended and all that it wrote has been given. May block, and may raise;
-        nothing but the log depends on it.
+        Ends when the job has ended and its whole output has been yielded. May block, and may raise:
+        only the log depends on it.
         """
         raise NotImplementedError
 
     def cancel(self) -> None:
-        """Ask the engine to stop the job, child processes included. Twice does no harm.
+        """Ask the engine to stop the job with its child processes. May be called twice.
 
         Raises:
             EngineError: the engine does not answer.
@@ -129,22 +129,22 @@ class Job:
 
     @property
     def label(self) -> str:
-        """What people should call it."""
+        """The job's name in messages."""
         return self.id or self.name
 
     @property
     def status(self) -> JobStatus:
-        """What is known now."""
+        """The last status that was reported."""
         return self._status
 
     @property
     def trouble(self) -> tuple[float, str] | None:
-        """Since when, in seconds of ``time.monotonic()``, the engine does not answer, and what
-        came instead; None while it answers."""
+        """Since when the engine does not answer, in seconds of ``time.monotonic()``, and the last
+        error; None while it answers."""
         return self._trouble
 
     def report(self, status: JobStatus) -> None:
-        """The engine has answered. What comes after a final state is ignored."""
+        """Set the status that the engine has answered; ignored after a final state."""
         with self._changed:
             self._trouble = None
             if not self._status.state.final and status != self._status:
@@ -152,21 +152,21 @@ class Job:
                 self._changed.notify_all()
 
     def report_trouble(self, error: str) -> None:
-        """The engine has not answered; the job may be well."""
+        """Note that the engine did not answer; the job may still run."""
         with self._changed:
             since = self._trouble[0] if self._trouble else time.monotonic()
             self._trouble = (since, error)
 
     def wait(self, timeout_s: float) -> JobStatus:
-        """Wait until the job has ended, :meth:`wake` is called, or ``timeout_s`` seconds are over;
-        the status then."""
+        """Wait until the job has ended, :meth:`wake` is called, or ``timeout_s`` seconds are over.
+        Returns the status."""
         with self._changed:
             self._changed.wait_for(lambda: self._status.state.final or self._woken, timeout_s)
             self._woken = False
             return self._status
 
     def wake(self) -> None:
-        """Make :meth:`wait` return now, or the next time at once."""
+        """Make the current :meth:`wait`, or else the next one, return at once."""
         with self._changed:
             self._woken = True
             self._changed.notify_all()
@@ -177,36 +177,36 @@ class Runner(Protocol):
 
     @property
     def name(self) -> str:
-        """What the executor's config calls it."""
+        """The runner's name in the executor's config."""
         ...
 
     @property
     def engine(self) -> str:
-        """Which engine that is, so that a job is not looked for on another of the same name.
+        """The engine's identity, so that no job is looked up on another engine with this name.
 
         Raises:
-            EngineError: the engine must be asked for it, and does not answer.
+            EngineError: the identity comes from the engine, which does not answer.
         """
         ...
 
     def refuses(self, step: StepLike, request: Request) -> str | None:
-        """Why this runner cannot run the step, naming the resource; None when it can.
+        """Why this runner cannot run the step, naming the resource; None if it can.
 
-        Asked before anything of the run is submitted; does not talk to the engine.
+        Called before any step of the run is submitted; sends no request to the engine.
         """
         ...
 
     def submit(self, name: str, call: StepCall, request: Request) -> Job:
-        """Start a job under a name that is unique for each attempt.
+        """Submit a job under a name that is unique for each attempt.
 
         Raises:
-            EngineError: the engine refuses the job, or is not there. Nothing runs.
-            EngineTimeoutError: the engine did not answer; whether the job runs is unknown.
+            EngineError: the engine refuses the job or is unreachable; nothing runs.
+            EngineTimeoutError: the engine did not answer; the job may run.
         """
         ...
 
     def attach(self, name: str) -> Job | None:
-        """The job of that name, running or ended; None when the engine knows none.
+        """The job of that name, running or ended; None if the engine does not know it.
 
         Raises:
             EngineError: the engine does not answer.
@@ -214,16 +214,16 @@ class Runner(Protocol):
         ...
 
     def close(self) -> None:
-        """The run is over: free what this process holds. Jobs that still run are not touched where
-        the engine lives on without this process."""
+        """Free this process's resources at the end of a run. Jobs of an engine outside this process
+        go on."""
         ...
 
 
 def job_name(step: StepLike, request: Request, attempt_id: str) -> str:
-    """A job's name: what the step or its wrapper is called, in lower case and cleaned, the step's
-    hash, and what tells this attempt from every other.
+    """A job's name: the name of the step or its wrapper, cleaned and in lower case, the step's hash
+    and the attempt's id.
 
-    At most 63 characters, so a long name is cut. Mirrors Marin's, which has random digits only.
+    At most 63 characters: a long name is cut. Mirrors Marin's names, which end in random digits.
     """
     ending = f"-{step.hash_id}-{attempt_id}"
     cleaned = re.sub(r"[^a-z0-9]+", "-", (request.name or step.name).lower()).strip("-")
@@ -231,9 +231,9 @@ def job_name(step: StepLike, request: Request, attempt_id: str) -> str:
 
 
 def describe_exit(code: int) -> str:
-    """An exit code as people know it; negative for a signal, as in ``subprocess``."""
+    """An exit code in words; negative for a signal, as in ``subprocess``."""
     if code > 128:
-        code = 128 - code  # what a shell makes of a signal
+        code = 128 - code  # a shell's exit code for a signal
     if code >= 0:
         return f"exit code {code}"
     try:

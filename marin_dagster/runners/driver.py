@@ -1,12 +1,12 @@
-"""Driving a job: from an open attempt to a finished output, the same for every engine.
+"""The driver: takes an open attempt through a job to a finished output, on any engine.
 
-The driver holds the lease and the status; the job writes the record. Before a job is submitted,
-``.step_job.json`` beside the output says which job of which runner it will be, so that after the
-driver's death the next one attaches to the job instead of starting a second. It is removed once the
-output is finished, or the job is known to have ended otherwise.
+The driver holds the lease and writes the status; the job writes the record. Before submission, the
+driver writes ``.step_job.json`` beside the output, with the runner and the job's name. If the driver
+dies, the next one attaches to that job instead of starting a second. The file is removed when the
+output is finished, or when the job has ended otherwise.
 
-An output that is finished and built again stays finished until its job begins the function: the job
-itself withdraws SUCCESS and the record then, since nobody else knows when that is.
+A finished output that is built again stays finished until the job begins the function. Only the job
+knows that moment, so the job itself withdraws SUCCESS and the record.
 """
 
 import logging
@@ -53,117 +53,123 @@ logger = logging.getLogger(__name__)
 
 _LOOK_S = 1.0
 _CANCEL_S = 60.0
-"""Clusters give a job time to end by itself first; Slurm by default 30 seconds."""
+"""How long a cancel may take: clusters send SIGKILL late, Slurm by default after 30 seconds."""
 _LOG_TROUBLE_S = 5.0
 _MORE_MEMORY = "give the step more ram, in its resources or under steps in this run's config"
 UNREACHABLE_S = 120.0
-"""Seconds without an answer after which an engine's job counts as lost."""
+"""How long an engine may be silent before the attempt fails."""
 
 
 @dataclass(frozen=True)
 class DriverCallbacks:
-    """How whoever drives the step stops it, and what it wants to know."""
+    """How the caller stops a step, and where its messages go."""
 
     check: Callable[[], None]
-    """Raises when the step must stop."""
+    """Raises if the step must stop."""
     waking: Callable[[Callable[[], None]], AbstractContextManager[None]]
-    """Makes a context in which the function given is called when ``check`` begins to raise."""
+    """Returns a context in which the given function is called when ``check`` begins to raise."""
     write: Callable[[str, str], None]
-    """Takes what the job writes: ``("stdout" | "stderr", text)``."""
+    """Takes the job's output: ``("stdout" | "stderr", text)``."""
     log: Callable[[str], None]
-    """Takes what people should know."""
+    """Takes the driver's messages for people."""
     describers: Mapping[str, str] = field(default_factory=dict)
-    """See :attr:`StepCall.describers`; what they return is in ``RemoteFunctionError.details``."""
+    """See :attr:`StepCall.describers`; ``RemoteFunctionError.details`` has the description."""
     log_levels: Mapping[str, int] = field(default_factory=dict)
-    """The lowest level of Python's loggers in the job, by name; ``""`` is the root logger."""
+    """See :attr:`StepCall.log_levels`."""
 
 
 def reattach(
-    runners: Mapping[str, Runner], left_over: JobFile, attempt: Attempt, controls: DriverCallbacks
+    runners: Mapping[str, Runner], left_over: JobFile, attempt: Attempt, callbacks: DriverCallbacks
 ) -> Job | None:
-    """The job of an earlier driver, when it still runs or has done its work; None to start anew.
+    """Attach to the job of an earlier driver; None if a new job must be started.
 
     Args:
-        runners: every runner that this run knows, by name.
-        left_over: what :func:`read_job_file` found.
+        runners: every runner of this run, by name.
+        left_over: the result of :func:`read_job_file`.
         attempt: the open attempt.
-        controls: the caller's side.
+        callbacks: the caller's side.
 
     Raises:
-        RoutingError: the job's runner is none that this run knows.
-        EngineError: the engine does not answer, or has not yet ended a job that was cancelled.
+        RoutingError: this run does not have the job's runner.
+        EngineError: the engine does not answer, or a cancelled job has not ended yet.
         StoreError: the store refused.
     """
-    where = f"step {address(attempt.step)} ({attempt.folder.url})"
-    runner = runners.get(left_over.runner)
-    with _naming(attempt, left_over.runner):
-        engine = runner.engine if runner is not None else ""
-    if left_over.engine == PROCESS_ENGINE:
-        job = None  # it has ended with the process whose lease has run out
-    elif runner is None or engine != left_over.engine:
-        here = "has no runner of that name" if runner is None else f"asks {engine}"
-        raise RoutingError(
-            f"{where}: job {left_over.job} of the runner {left_over.runner!r} "
-            f"({left_over.engine}) was left over by an earlier run and may still be writing "
-            f"there, but this run {here}. Configure that runner, or make sure that the job has "
-            f"ended and delete {JOB_FILE}."
-        )
-    else:
-        with _naming(attempt, runner.name):
-            job = runner.attach(left_over.job)
-    interrupted = attempt.previous is Status.RUNNING
-    if job is None and interrupted and read_record(attempt.folder) is not None:
-        # The driver died between the end of the job and its own, and the engine has forgotten it.
-        job = Job(left_over.job)
-        job.report(JobStatus(JobState.SUCCEEDED))
+    job = _left_over_job(runners, left_over, attempt)
     if job is not None and left_over.cancelled and not job.status.state.final:
         _cancel(job)
         if not job.status.state.final:
             raise EngineError(
-                f"{where}: job {job.label} of an earlier run was cancelled and has not ended yet. "
-                f"Try again when {left_over.runner} has ended it."
+                f"{_where(attempt)}: job {job.label} of an earlier run was cancelled and has not "
+                f"ended yet. Try again when {left_over.runner} has ended it."
             )
-    # An output that was finished since then is being rebuilt: what is over is not the rebuilding.
+    # If the output is finished, a job that has ended is the one that built it, not a rebuild.
     rebuilding = attempt.previous is Status.SUCCESS
     if job is None or job.status.state.failed or (rebuilding and job.status.state.final):
         attempt.folder.delete(JOB_FILE)
         return None
-    # It may be at its function, and what was submitted before SUCCESS does not withdraw it.
+    # The job may have begun its function. If it was submitted before the output was finished, it
+    # does not withdraw SUCCESS itself.
     attempt.withdraw()
     write_job_file(attempt, replace(left_over, owner=attempt.worker_id))
-    controls.log(
-        f"attached to job {job.label} of {left_over.runner}, which an earlier run had submitted"
-    )
+    callbacks.log(f"attached to job {job.label} of {left_over.runner}, submitted by an earlier run")
     return job
 
 
-def submit(runner: Runner, attempt: Attempt, request: Request, controls: DriverCallbacks) -> Job:
-    """Start a job for an open attempt, with a note of it beside the output first.
+def _left_over_job(
+    runners: Mapping[str, Runner], left_over: JobFile, attempt: Attempt
+) -> Job | None:
+    """The job of a job file; None if it has ended and its engine has forgotten it."""
+    runner = runners.get(left_over.runner)
+    job = None
+    # A process has ended with its run worker, whose lease has run out.
+    if left_over.engine != PROCESS_ENGINE:
+        with _naming(attempt, left_over.runner):
+            engine = runner.engine if runner is not None else ""
+        if runner is None or engine != left_over.engine:
+            here = "has no runner of that name" if runner is None else f"uses {engine}"
+            raise RoutingError(
+                f"{_where(attempt)}: job {left_over.job} of the runner {left_over.runner!r} "
+                f"({left_over.engine}) was left over by an earlier run and may still be writing "
+                f"there, but this run {here}. Configure that runner, or make sure that the job has "
+                f"ended and delete {JOB_FILE}."
+            )
+        with _naming(attempt, runner.name):
+            job = runner.attach(left_over.job)
+    interrupted = attempt.previous is Status.RUNNING
+    if job is None and interrupted and read_record(attempt.folder) is not None:
+        # The job succeeded, but its driver died before it wrote SUCCESS.
+        job = Job(left_over.job)
+        job.report(JobStatus(JobState.SUCCEEDED))
+    return job
+
+
+def submit(runner: Runner, attempt: Attempt, request: Request, callbacks: DriverCallbacks) -> Job:
+    """Write the job file of an open attempt, then submit the job.
 
     Raises:
         RunnerError: the function cannot be sent to a worker.
-        EngineError: the engine is not there, or refused the job; nothing runs.
+        EngineError: the engine is unreachable or refused the job; nothing runs.
         EngineTimeoutError: the engine did not answer; the next attempt looks for the job.
         StoreError: the store refused.
     """
     name = job_name(attempt.step, request, attempt.id)
-    call = StepCall.of(attempt, name, controls.describers, controls.log_levels)
+    call = StepCall.of(attempt, name, callbacks.describers, callbacks.log_levels)
     with _naming(attempt, runner.name):
-        note = JobFile(runner.name, name, attempt.worker_id, runner.engine)
+        job_file = JobFile(runner.name, name, attempt.worker_id, runner.engine)
     forget_fault(attempt.folder)
     if not attempt.stands:
         forget_record(attempt.folder)
-    write_job_file(attempt, note)
+    write_job_file(attempt, job_file)
     try:
         with _naming(attempt, runner.name):
-            job = runner.submit(name, call, _with_surroundings(request, attempt.provenance))
+            job = runner.submit(name, call, _with_environment(request, attempt.provenance))
     except RunnerError as error:
         if not isinstance(error, EngineTimeoutError):
             attempt.folder.delete(JOB_FILE)
         raise
     page = f" ({job.url})" if job.url else ""
     try:
-        controls.log(f"submitted to {runner.name} as job {job.label}{page}")
+        callbacks.log(f"submitted to {runner.name} as job {job.label}{page}")
     except BaseException:
         _stop(job, attempt)
         if job.status.state.final:
@@ -172,59 +178,61 @@ def submit(runner: Runner, attempt: Attempt, request: Request, controls: DriverC
     return job
 
 
-def finish(job: Job, attempt: Attempt, controls: DriverCallbacks) -> None:
-    """Wait for the job; when this returns, the record is there and the caller commits.
+def finish(job: Job, attempt: Attempt, callbacks: DriverCallbacks) -> None:
+    """Wait until the job has written the record; the caller then commits the attempt.
 
-    Whatever else ends the waiting cancels the job: an interruption, the lease lost.
+    An interruption or a lost lease cancels the job.
 
     Raises:
-        EngineError: the engine has not answered for two minutes; the next attempt attaches.
+        EngineError: the engine did not answer for two minutes; the next attempt attaches.
         RemoteFunctionError: the function raised.
-        JobFailedError: the job died, or was cancelled by somebody else.
-        JobLostError: the engine lost it.
-        LeaseLostError: another worker took the output over.
+        JobFailedError: the job died, or was cancelled on the engine.
+        JobLostError: the engine lost the job.
+        LeaseLostError: another worker has taken the output over.
         StoreError: the store refused.
     """
     try:
-        with controls.waking(job.wake), log_of(job, controls.write):
-            _wait(job, attempt, controls)
+        with callbacks.waking(job.wake), log_of(job, callbacks.write):
+            _wait(job, attempt, callbacks)
         _judge(job, attempt)
     except BaseException:
         if job.status.state.final:
             delete_job_file(attempt)
         raise
     attempt.has_record = True
-    # Not before SUCCESS: until then the next driver must find the job that has done the work.
+    # Removed after SUCCESS only: until then, the next driver must find the job that has succeeded.
     attempt.scaffold = (JOB_FILE,)
 
 
 @contextmanager
 def _naming(attempt: Attempt, runner: str) -> Iterator[None]:
-    """Have a runner's errors name the step, its path and the runner."""
+    """Add the step, its path and the runner to a runner's errors."""
     try:
         yield
     except RunnerError as error:
-        where = f"step {address(attempt.step)} ({attempt.folder.url})"
-        raise type(error)(f"{where}, runner {runner!r}: {error}") from error
+        raise type(error)(f"{_where(attempt)}, runner {runner!r}: {error}") from error
 
 
-def _with_surroundings(request: Request, provenance: Provenance) -> Request:
-    """The request with what functions ask their environment for: the prefix of this process, for
-    output paths, and the provenance, for records that they write themselves. As Marin's clients
-    do it, so that its own functions find both."""
+def _where(attempt: Attempt) -> str:
+    return f"step {address(attempt.step)} ({attempt.folder.url})"
+
+
+def _with_environment(request: Request, provenance: Provenance) -> Request:
+    """Add the environment variables that functions read, as Marin's clients do: the prefix, for
+    output paths, and the provenance, for records that they write themselves."""
     environment = {PROVENANCE_VARIABLE: provenance.to_json()}
     if PREFIX_VARIABLE in os.environ:
         environment[PREFIX_VARIABLE] = output_prefix(None)
     return replace(request, env_vars={**environment, **request.env_vars})
 
 
-def _wait(job: Job, attempt: Attempt, controls: DriverCallbacks) -> None:
-    """Wait for the end. When the step must stop, so must the job; when the engine is away, it is
-    left for the next attempt."""
+def _wait(job: Job, attempt: Attempt, callbacks: DriverCallbacks) -> None:
+    """Wait for the end. Cancel the job if the step must stop; leave it for the next attempt if the
+    engine does not answer."""
     logged_at = float("-inf")
     try:
         while not job.wait(_LOOK_S).state.final:
-            controls.check()
+            callbacks.check()
             if attempt.lost is not None:
                 raise attempt.lost
             if job.trouble is None:
@@ -233,14 +241,13 @@ def _wait(job: Job, attempt: Attempt, controls: DriverCallbacks) -> None:
             silent_s = time.monotonic() - since
             if silent_s > UNREACHABLE_S:
                 raise EngineError(
-                    f"job {job.label}: its engine has not answered for "
-                    f"{UNREACHABLE_S:.0f} s: {error}. The next attempt attaches to it if it is "
-                    "still there."
+                    f"job {job.label}: its engine did not answer for {UNREACHABLE_S:.0f} s: "
+                    f"{error}. If the job still exists, the next attempt attaches to it."
                 )
             if silent_s > _LOG_TROUBLE_S and since > logged_at:
                 logged_at = since
-                controls.log(f"the engine does not answer, and is asked again: {error}")
-        controls.check()
+                callbacks.log(f"the engine does not answer; polling continues: {error}")
+        callbacks.check()
     except EngineError:
         raise
     except BaseException:
@@ -250,24 +257,24 @@ def _wait(job: Job, attempt: Attempt, controls: DriverCallbacks) -> None:
 
 
 def _stop(job: Job, attempt: Attempt) -> None:
-    """Cancel the job, unless another driver has attached to it since the lease was lost."""
-    note = None
+    """Cancel the job, unless another driver has taken the lease and attached to it."""
+    job_file = None
     try:
-        note = read_job_file(attempt.folder)
-        if note is not None and note.owner != attempt.worker_id:
+        job_file = read_job_file(attempt.folder)
+        if job_file is not None and job_file.owner != attempt.worker_id:
             return
     except StoreError:
-        logger.exception("could not read who owns job %s", job.label)
+        logger.exception("could not read the owner of job %s", job.label)
     _cancel(job)
-    if note is not None and not job.status.state.final:
+    if job_file is not None and not job.status.state.final:
         try:
-            write_job_file(attempt, replace(note, cancelled=True))
+            write_job_file(attempt, replace(job_file, cancelled=True))
         except StoreError:
-            logger.exception("could not note that job %s was cancelled", job.label)
+            logger.exception("could not record that job %s was cancelled", job.label)
 
 
 def _cancel(job: Job) -> None:
-    """Cancel and wait for the end, up to a minute; says so in the log when it does not come."""
+    """Cancel the job and wait up to a minute for its end; an error is logged."""
     try:
         job.cancel()
     except Exception:
@@ -279,15 +286,14 @@ def _cancel(job: Job) -> None:
 
 
 def _judge(job: Job, attempt: Attempt) -> None:
-    """Raise unless the job has done what it should."""
-    where = f"step {address(attempt.step)}, job {job.label}"
-    status: JobStatus = job.status
+    """Raise an error for a job that has not succeeded."""
+    where, status = f"step {address(attempt.step)}, job {job.label}", job.status
     if status.state is JobState.SUCCEEDED:
-        # A record of a finished output of before is not the job's.
+        # The record of an output that was finished before is not this job's.
         if attempt.still_stands() or read_record(attempt.folder) is None:
             raise JobFailedError(
-                f"{where}: the job ended well, but no record of it is in {attempt.folder.url}. "
-                "Make sure that the engine's workers see this store."
+                f"{where}: succeeded, but no record of it is in {attempt.folder.url}. Make sure "
+                "that the engine's workers see this store."
             )
         return
     reason = status.reason or status.state.value

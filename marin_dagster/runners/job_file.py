@@ -1,4 +1,4 @@
-"""``.step_job.json``: which job of which runner builds an output, for the next driver."""
+"""``.step_job.json``: the job that builds an output, so that the next driver can attach to it."""
 
 import json
 import logging
@@ -14,20 +14,20 @@ JOB_FILE = ".step_job.json"
 
 @dataclass(frozen=True)
 class JobFile:
-    """The job that builds an output: what ``.step_job.json`` says."""
+    """The content of ``.step_job.json``."""
 
     runner: str
     job: str
     owner: str
-    """Worker id of the attempt that submitted it, or attached to it last."""
+    """Worker id of the attempt that submitted the job, or attached to it last."""
     engine: str
-    """Which engine the runner stands for."""
+    """The runner's engine."""
     cancelled: bool = False
-    """Its driver wanted it stopped, and did not see it end."""
+    """Whether its driver cancelled it but did not see it end."""
 
 
 def read_job_file(folder: OutputDir) -> JobFile | None:
-    """The job that was submitted for an output and is not known to have ended.
+    """The job file of an output; None if there is none, or it cannot be read.
 
     Raises:
         StoreError: the store refused.
@@ -38,20 +38,20 @@ def read_job_file(folder: OutputDir) -> JobFile | None:
         return None
 
 
-def write_job_file(attempt: Attempt, note: JobFile) -> None:
-    """Write the note of an attempt's job.
+def write_job_file(attempt: Attempt, job_file: JobFile) -> None:
+    """Write the file of an attempt's job.
 
     Raises:
         StoreError: the store refused.
     """
-    attempt.folder.write(JOB_FILE, json.dumps(asdict(note)).encode())
+    attempt.folder.write(JOB_FILE, json.dumps(asdict(job_file)).encode())
 
 
 def delete_job_file(attempt: Attempt) -> None:
-    """Remove the note of a job that has ended, if it is still this attempt's."""
+    """Remove the file of a job that has ended, if this attempt still owns it."""
     try:
-        note = read_job_file(attempt.folder)
-        if note is not None and note.owner == attempt.worker_id:
+        job_file = read_job_file(attempt.folder)
+        if job_file is not None and job_file.owner == attempt.worker_id:
             attempt.folder.delete(JOB_FILE)
     except StoreError:
         logger.exception("could not remove %s of %s", JOB_FILE, attempt.folder.url)

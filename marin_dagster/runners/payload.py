@@ -1,9 +1,9 @@
-"""``StepCall``: what a worker of an engine runs, and the traces that it leaves beside the output.
+"""``StepCall``: what a worker of an engine runs, and the files that it writes beside the output.
 
-The worker calls the function and writes the record, or ``.step_error.json`` when the function
-raises, since engines cut or lose tracebacks. The lease and the status stay with the driver, but for
-one thing: the worker withdraws a finished output, right before the function overwrites it. This
-module is all that a worker needs; it imports neither Dagster nor an engine.
+The worker calls the function and writes the record, or ``.step_error.json`` if the function raises,
+since engines cut or lose tracebacks. The driver keeps the lease and the status, with one exception:
+the worker withdraws a finished output right before the function overwrites it. A worker needs this
+module only; it imports neither Dagster nor an engine.
 """
 
 import importlib
@@ -35,7 +35,7 @@ from marin_dagster.steps.remote import step_function
 ERROR_FILE = ".step_error.json"
 
 RANK_VARIABLES = ("SLURM_PROCID", "IRIS_TASK_ID")
-"""Where engines tell a job's ranks apart: ``3``, and ``/user/job/3:0`` (its first attempt)."""
+"""Environment variables with a job's rank: ``3``, or ``/user/job/3:0`` (its first attempt)."""
 _LONGEST_TEXT = 100_000
 
 
@@ -46,18 +46,17 @@ class StepCall:
     function: Callable[[str], Any]
     """Called with the output path."""
     name_with_hash: str
-    """The step as messages call it: see :func:`address`."""
+    """The step's name in messages; see :func:`address`."""
     output_path: str
     job: str
-    """The job's name; marks the error file, so that an old one is not mistaken for it."""
+    """The job's name. The error file has it, so that an older job's file is not mistaken for it."""
     record: ArtifactRecord | None
-    """The record but for the result; None when the function writes its own."""
+    """The record without the result; None if the function writes its own."""
     describers: Mapping[str, str] = field(default_factory=dict)
-    """Who can put exceptions of a package into JSON, so that they mean the same to the driver as in
-    its own process: the package, and the module whose ``describe(error)`` does it. Imported only
-    when a function has raised such an exception."""
+    """Modules that can describe a package's exceptions to the driver, by package. The module's
+    ``describe(error)`` returns JSON; it is imported only after such an exception."""
     rebuilds: bool = False
-    """There is a finished output, which the function is about to overwrite."""
+    """Whether the function is about to overwrite a finished output."""
     log_levels: Mapping[str, int] = field(default_factory=dict)
     """The lowest level of Python's loggers in the job, by name; ``""`` is the root logger."""
 
@@ -69,7 +68,7 @@ class StepCall:
         describers: Mapping[str, str] | None = None,
         log_levels: Mapping[str, int] | None = None,
     ) -> "StepCall":
-        """The call for an open attempt; the mappings are those of the call.
+        """The call for an open attempt.
 
         Raises:
             StepWithoutFunctionError: the step has no function.
@@ -78,38 +77,38 @@ class StepCall:
         function = step_function(step)
         if function is None:
             raise StepWithoutFunctionError(f"step {address(step)} has no function")
-        record = None if step.writes_record else step_record(step, None, attempt.provenance)
-        place = address(step), step.output_path, job
         return cls(
-            function,
-            *place,
-            record,
-            describers or {},
+            function=function,
+            name_with_hash=address(step),
+            output_path=step.output_path,
+            job=job,
+            record=None if step.writes_record else step_record(step, None, attempt.provenance),
+            describers=describers or {},
             rebuilds=attempt.stands,
-            log_levels=dict(log_levels or {}),
+            log_levels=log_levels or {},
         )
 
 
 @dataclass(frozen=True)
 class StepFault:
-    """What a worker wrote about an exception of the step's function."""
+    """A worker's report of an exception in the step's function: ``.step_error.json``."""
 
     job: str
     type: str
     message: str
     traceback: str
     details: Any = None
-    """What :attr:`StepCall.describers` made of the exception."""
+    """The exception's description by :attr:`StepCall.describers`."""
 
 
 def pack(call: StepCall) -> bytes:
-    """The call in a form that a worker can run: :func:`run_packed`.
+    """The call as bytes for :func:`run_packed`.
 
-    Functions and classes from modules that a worker could not import, such as the code location's
-    own files, travel by value.
+    Functions and classes from modules that a worker cannot import, such as the code location's own
+    files, are pickled by value.
 
     Raises:
-        RunnerError: something that the function holds cannot be pickled.
+        RunnerError: a value that the function holds cannot be pickled.
     """
     try:
         function_and_record = pickle_by_value(call)
@@ -123,14 +122,14 @@ def pack(call: StepCall) -> bytes:
 
 
 def run_packed(packed: bytes) -> None:
-    """Run a packed call: what a worker does. Leaves the record, or the error file.
+    """Run a packed call in a worker, and write the record or the error file.
 
-    With several ranks, each calls the function and the first writes the record.
+    With several ranks, each calls the function, and the first writes the record.
 
     Raises:
-        SystemExit: with code 1 when the call failed; the traceback is on stderr.
+        SystemExit: with code 1 if the call failed; the traceback is on stderr.
     """
-    # First where the output is, so that there is a place for the fault of loading the rest.
+    # The output path first, so that an error in unpickling the rest can be written there.
     output_path, job, function_and_record = pickle.loads(packed)
     folder = OutputDir.at(output_path)
     describers: Mapping[str, str] = {}
@@ -139,15 +138,15 @@ def run_packed(packed: bytes) -> None:
         describers = call.describers
         _run(folder, call)
     except BaseException as error:
-        _make_room()
-        if error.__traceback__ is not None:  # without the lines here: people look for their own
-            error = error.with_traceback(_below_here(error.__traceback__))
+        _lift_memory_limit()
+        if error.__traceback__ is not None:  # people look for their own lines
+            error = error.with_traceback(_outside_this_file(error.__traceback__))
         details = None
-        with _said_on_stderr():
+        with _errors_to_stderr():
             details = _describe(error, describers)
-        with _said_on_stderr():
+        with _errors_to_stderr():
             _write_fault(folder, job, error, details)
-        with _said_on_stderr():
+        with _errors_to_stderr():
             traceback.print_exception(error)
         raise SystemExit(1) from None
 
@@ -163,7 +162,7 @@ def _run(folder: OutputDir, call: StepCall) -> None:
 
 
 def read_fault(folder: OutputDir, job: str) -> StepFault | None:
-    """What a job wrote about its failure; None when it wrote nothing that can be read.
+    """A job's report of its failure; None if there is none, or it cannot be read.
 
     Raises:
         StoreError: the store refused.
@@ -179,10 +178,11 @@ def read_fault(folder: OutputDir, job: str) -> StepFault | None:
 
 
 def withdraw(folder: OutputDir) -> None:
-    """Take SUCCESS and the record back from a finished output, right before it is overwritten.
+    """Remove SUCCESS and then the record of a finished output, right before it is overwritten.
 
-    In this order, so that a worker that dies here leaves nothing that is served without a record.
-    With several ranks, each sees to the status, and the first, which writes the record, to that.
+    In this order, so that no output is served without a record if the worker dies in between. With
+    several ranks, each withdraws the status, and only the first, which writes the record, removes
+    it.
 
     Raises:
         StoreError: the store refused.
@@ -194,7 +194,7 @@ def withdraw(folder: OutputDir) -> None:
 
 
 def forget_record(folder: OutputDir) -> None:
-    """Remove the record of earlier attempts: from then on one means that the function has ended.
+    """Remove the record of earlier attempts: the next record means that the function has ended.
 
     Raises:
         StoreError: the store refused.
@@ -203,7 +203,7 @@ def forget_record(folder: OutputDir) -> None:
 
 
 def forget_fault(folder: OutputDir) -> None:
-    """Remove what an earlier job wrote about its failure.
+    """Remove an earlier job's report of its failure.
 
     Raises:
         StoreError: the store refused.
@@ -212,7 +212,7 @@ def forget_fault(folder: OutputDir) -> None:
 
 
 def _forget(folder: OutputDir, name: str) -> None:
-    # Not every worker may delete, and mostly there is nothing.
+    # Read first: some workers may not delete, and usually there is no such file.
     if folder.read(name) is not None:
         folder.delete(name)
 
@@ -228,7 +228,7 @@ def _write_fault(folder: OutputDir, job: str, error: BaseException, details: Any
         # Array libraries have a MemoryError of their own.
         "type": "MemoryError" if out_of_memory else type(error).__qualname__,
         "message": message[:_LONGEST_TEXT],
-        # The end says most.
+        # The end is the most useful part.
         "traceback": "".join(traceback.format_exception(error))[-_LONGEST_TEXT:],
         "details": details,
     }
@@ -236,25 +236,25 @@ def _write_fault(folder: OutputDir, job: str, error: BaseException, details: Any
 
 
 def _describe(error: BaseException, describers: Mapping[str, str]) -> Any:
-    """What the package that the exception's class comes from, or a base's, has to say about it."""
+    """The exception's description by the describer of its class's package, or a base class's."""
     for kind in type(error).__mro__:
         module = describers.get(kind.__module__.partition(".")[0])
         if module is not None:
-            # Through JSON, so that what it cannot hold shows here and does not cost the fault file.
+            # Through JSON here: a value that JSON cannot hold must not prevent the error file.
             return json.loads(json.dumps(importlib.import_module(module).describe(error)))
     return None
 
 
-def _below_here(trace: types.TracebackType) -> types.TracebackType:
-    """The part of a traceback that is not of this file."""
+def _outside_this_file(trace: types.TracebackType) -> types.TracebackType:
+    """A traceback without the frames of this file at its top."""
     below: types.TracebackType | None = trace
     while below is not None and below.tb_frame.f_code.co_filename == __file__:
         below = below.tb_next
     return below or trace
 
 
-def _make_room() -> None:
-    """Let a process that has reached its memory limit write down what has happened."""
+def _lift_memory_limit() -> None:
+    """Let a process that has reached its memory limit write the error file."""
     with suppress(ImportError, OSError, ValueError):
         import resource
 
@@ -263,12 +263,13 @@ def _make_room() -> None:
 
 
 def _rank() -> int:
-    told = next((os.environ[name] for name in RANK_VARIABLES if name in os.environ), "0")
-    return int(told.rpartition("/")[2].partition(":")[0])
+    rank = next((os.environ[name] for name in RANK_VARIABLES if name in os.environ), "0")
+    return int(rank.rpartition("/")[2].partition(":")[0])
 
 
 @contextmanager
-def _said_on_stderr() -> Iterator[None]:
+def _errors_to_stderr() -> Iterator[None]:
+    """Print an exception of the body instead of raising it."""
     try:
         yield
     except Exception:

@@ -455,7 +455,7 @@ def test_a_job_of_another_engine_under_the_same_name_stops_the_step(
     left_over(step, runner)
     other = FakeRunner(engine="another")
 
-    with pytest.raises(RoutingError, match=r"'engine' \(fake\) was left .* asks another"):
+    with pytest.raises(RoutingError, match=r"'engine' \(fake\) was left .* uses another"):
         Drive(step, other).start().end()
 
     assert other.jobs == {}
