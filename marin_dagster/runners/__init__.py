@@ -1,7 +1,7 @@
-"""WHERE a step's function runs: in this thread, or as a job of an engine. No Dagster.
+"""WHERE a step's function runs: in this thread, or as a job of an engine. Imports no Dagster.
 
-``routing`` chooses a runner; ``driver`` takes an attempt through a job of it; ``base`` is the
-protocol, and each engine has a file of its own, imported when the first step needs it.
+``routing`` chooses a runner, ``driver`` takes an attempt through a job, ``base`` is the protocol.
+Engines (``process``, ``slurm``, ``fray``) are imported when the first step needs them.
 """
 
 from marin_dagster.runners.base import (

@@ -1,7 +1,7 @@
 """The driver: takes an open attempt through a job to a finished output, on any engine.
 
-The driver holds the lease and writes the status; the job writes the record. Before submission, the
-driver writes ``.step_job.json`` beside the output, with the runner and the job's name. If the driver
+The driver holds the lease and writes the status; the job writes the record. Before it submits, it
+writes ``.step_job.json`` beside the output, with the runner and the job's name. If the driver
 dies, the next one attaches to that job instead of starting a second. The file is removed when the
 output is finished, or when the job has ended otherwise.
 

@@ -1,7 +1,7 @@
-"""GPUs of this machine: which of them this process may use, and taking some for a step.
+"""GPUs of this machine: which of them this process may use, and how a step takes some.
 
-A GPU is taken by a lock on a file in ``/tmp``, so that all runs on the machine count together. The
-kernel frees it when the process that holds it dies.
+A GPU is taken by a lock on a file in ``/tmp``, so that all runs on the machine share the GPUs. The
+kernel frees the lock when the process that holds it dies.
 """
 
 import fcntl
@@ -14,7 +14,7 @@ from typing import Any
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 _LOCKS = Path("/tmp")
-"""Not ``TMPDIR``, which is often one run's own."""
+"""Not ``TMPDIR``, which is often different for each run."""
 _DEVICE = re.compile(r"\d+|(GPU|MIG)-[\w/-]+")
 
 
@@ -27,14 +27,13 @@ def gpus_wanted(resources: Any) -> int:
 
 
 def visible_gpus(environment: Mapping[str, str], limit: int | None) -> list[str]:
-    """The GPUs that a process with this environment sees, as ``CUDA_VISIBLE_DEVICES`` names them.
+    """The GPUs that a process with this environment sees, by their ``CUDA_VISIBLE_DEVICES`` names.
 
-    Like CUDA, it takes none of the variable's list from the first entry on that is no device.
+    Like CUDA, it ignores the variable's list from the first invalid entry on.
 
     Args:
         environment: the environment.
-        limit: how many of them to use at most; without the variable, how many there are. None to
-            count them.
+        limit: the most GPUs to use. Without the variable, the number of GPUs; None counts them.
     """
     if VISIBLE not in environment:
         found = sum(path.name[6:].isdigit() for path in Path("/dev").glob("nvidia[0-9]*"))
@@ -48,10 +47,10 @@ def visible_gpus(environment: Mapping[str, str], limit: int | None) -> list[str]
 
 
 def take_gpus(devices: Sequence[str], count: int) -> dict[str, int] | None:
-    """Take so many of these GPUs; None when fewer are free, and then none is taken.
+    """Take ``count`` of these GPUs; None, and none is taken, if fewer are free.
 
     Returns:
-        Each GPU with the descriptor of its lock, for :func:`free_gpus`.
+        The descriptor of each GPU's lock, for :func:`free_gpus`.
 
     Raises:
         OSError: a lock file cannot be opened.
@@ -74,9 +73,9 @@ def take_gpus(devices: Sequence[str], count: int) -> dict[str, int] | None:
 
 
 def free_gpus(taken: Mapping[str, int]) -> None:
-    """Give GPUs back."""
+    """Free GPUs."""
     for descriptor in taken.values():
-        # Not only closed: a process that was forked from this one may hold it open.
+        # Closing is not enough: a process forked from this one may hold it open.
         fcntl.flock(descriptor, fcntl.LOCK_UN)
         os.close(descriptor)
 
@@ -88,7 +87,7 @@ def _locked(device: str) -> int | None:
             descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDONLY)
             os.fchmod(descriptor, 0o644)  # for every user, whatever this one's umask
             os.close(descriptor)
-    # Reading is enough for a lock, and writing is refused for another user's file in /tmp.
+    # Read-only: enough for a lock, and /tmp does not allow writing another user's file.
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

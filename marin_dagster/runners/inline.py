@@ -15,8 +15,7 @@ def run_inline(step: StepLike, provenance: Provenance | None = None) -> Any:
 
     Args:
         step: the step.
-        provenance: what the function records when it writes the record itself; this process's
-            own when None.
+        provenance: for records that the function writes itself; this process's if None.
 
     Raises:
         StepWithoutFunctionError: the step has no function.

@@ -1,4 +1,4 @@
-"""Python's logging in a job: the levels that the run asks for, and a handler when there is none."""
+"""Python's logging in a job: the run's levels, and a handler if there is none."""
 
 import logging
 import sys
@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
-"""How a line of Python's logging looks in a step's log, unless a handler says otherwise."""
+"""The format of Python's logging in a step's log, unless a handler has its own."""
 
 
 class _StderrHandler(logging.Handler):
-    """Writes to what ``sys.stderr`` is at that time."""
+    """Writes to the current ``sys.stderr``."""
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
@@ -23,15 +23,15 @@ class _StderrHandler(logging.Handler):
 def logging_at(levels: Mapping[str, int]) -> Iterator[None]:
     """Log at these levels in the body, in the whole process.
 
-    A process without handlers writes to ``sys.stderr``. Handlers that an engine has set up for its
-    workers stay, and what the step's function sets up has its way.
+    A process without handlers logs to ``sys.stderr``. Handlers that an engine has set up for its
+    workers stay, and the step's function may set up its own.
 
     Args:
         levels: the lowest level of each logger, by name; the root logger's is ``""``.
     """
     last_resort = logging.lastResort
     if levels and last_resort is not None:
-        # basicConfig() in the function still works: to Python, this is no handler.
+        # lastResort is not a handler to basicConfig(), which therefore still works in the function.
         handler = _StderrHandler(min(levels.values()))
         handler.setFormatter(logging.Formatter(LOG_FORMAT))
         logging.lastResort = handler

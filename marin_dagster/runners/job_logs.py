@@ -1,4 +1,4 @@
-"""Copying a job's log while it runs, without ever holding the job up."""
+"""Copying a job's log while the job runs, without delaying the job."""
 
 import logging
 import queue
@@ -12,17 +12,17 @@ from marin_dagster.runners.base import Job
 logger = logging.getLogger(__name__)
 
 _LOG_DRAIN_S = 5.0
-"""How long the rest of the log is waited for when the job has ended."""
+"""How long to wait for the rest of the log after the job has ended."""
 _LOG_WAITING_CHARS = 64 << 20
-"""Log that waits to be written, at most; what comes beyond is lost."""
+"""How much unwritten log is kept; more is dropped."""
 
 
 @contextmanager
 def log_of(job: Job, write: Callable[[str, str], None]) -> Iterator[None]:
-    """Copy the job's log while the body runs, and a little longer, until it is drained.
+    """Copy the job's log while the body runs, and then up to 5 seconds until it is drained.
 
-    Reading and writing have a thread each: an engine's pipe must be emptied however slowly, or
-    badly, its content is written.
+    Reading and writing have a thread each: the engine's pipe must be emptied even if writing is
+    slow or fails.
     """
     pieces: queue.SimpleQueue[tuple[str, str] | None] = queue.SimpleQueue()
     waiting = [0]
@@ -54,7 +54,7 @@ def log_of(job: Job, write: Callable[[str, str], None]) -> Iterator[None]:
     try:
         yield
     finally:
-        # A log that hangs holds nobody up.
+        # A log that hangs must not delay the run.
         give_up_at = time.monotonic() + _LOG_DRAIN_S
         for thread in threads:
             thread.join(max(0.0, give_up_at - time.monotonic()))

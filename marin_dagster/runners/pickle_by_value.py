@@ -1,7 +1,7 @@
-"""Pickles that carry the user's own code, since a worker cannot import it.
+"""Pickles that contain the user's code, since a worker cannot import it.
 
 Functions and classes from modules that are not installed as packages, such as the code location's
-own files, travel by value.
+own files, are pickled by value.
 """
 
 import io
@@ -18,10 +18,10 @@ from typing import Any, ClassVar
 
 
 def pickle_by_value(value: Any) -> bytes:
-    """The value in a form that ``pickle.loads`` reads in a worker.
+    """The value as bytes that ``pickle.loads`` can load in a worker.
 
     Raises:
-        Exception: whatever cloudpickle raises about something that cannot be pickled.
+        Exception: cloudpickle's error for a value that cannot be pickled.
     """
     import cloudpickle
 
@@ -39,7 +39,7 @@ def pickle_by_value(value: Any) -> bytes:
 
 
 def _reduce_code(code: types.CodeType) -> tuple[Any, ...]:
-    """As cloudpickle does it, but with the file's name, so that tracebacks say where."""
+    """As cloudpickle does, but with the file's name, for tracebacks."""
     import cloudpickle
 
     constructor, arguments = cloudpickle.CloudPickler.dispatch_table[types.CodeType](code)
@@ -51,7 +51,7 @@ _Cached = type(lru_cache(lambda: None))
 
 
 def _reduce_cached(wrapper: Any) -> Any:
-    """``functools.lru_cache`` and ``cache`` by value like what they wrap, with an empty cache."""
+    """Pickle a function with ``functools.lru_cache`` or ``cache`` by value, without its cache."""
     module = sys.modules.get(wrapper.__module__)
     if _is_source_of_user(getattr(module, "__file__", None)):
         return _cached, (wrapper.__wrapped__, wrapper.cache_parameters())
@@ -63,18 +63,18 @@ def _cached(function: Callable[..., Any], parameters: dict[str, Any]) -> Any:
 
 
 _registry = threading.Lock()
-"""cloudpickle's list of modules is one for the process."""
+"""cloudpickle has one list of modules for the whole process."""
 
 
 @contextmanager
 def _own_modules_by_value() -> Iterator[None]:
-    """Let cloudpickle copy what comes from modules that are not installed as packages."""
+    """Let cloudpickle pickle by value from modules that are not installed as packages."""
     import cloudpickle
 
     already = cloudpickle.list_registry_pickle_by_value()
     registered = []
     for name, module in list(sys.modules.items()):
-        # A module under a second name is copied under its own.
+        # A module that is listed under a second name is registered under its own.
         own = isinstance(module, types.ModuleType) and module.__name__ == name
         if own and name not in already and _is_source_of_user(getattr(module, "__file__", None)):
             cloudpickle.register_pickle_by_value(module)

@@ -1,4 +1,4 @@
-"""``Poller``: one thread that asks an engine about all of a runner's jobs at once."""
+"""``Poller``: one thread that polls the status of all jobs of a runner."""
 
 import logging
 import math
@@ -22,25 +22,25 @@ _UNKNOWN_S = 30.0
 
 @dataclass(eq=False)
 class Poller(Generic[J]):
-    """Watches jobs until they have ended. The thread lives while there is something to watch.
+    """Polls jobs until they have ended. The thread runs while there are such jobs.
 
-    It asks every 0.1 seconds at first and less often while nothing changes, at least every 2.
+    It polls every 0.1 seconds at first, and less often while nothing changes, down to every 2
+    seconds.
     """
 
     ask: Callable[[Sequence[J]], Mapping[str, JobStatus]]
-    """What the engine says about these jobs, by job name, in one request where that is possible;
-    without those it does not know. Has a deadline of its own, and raises when the engine does not
-    answer."""
+    """Returns the status of each job that the engine knows, by job name, with one request if
+    possible. Has its own deadline, and raises if the engine does not answer."""
     engine: str
     """For messages."""
     _jobs: dict[J, float] = field(default_factory=dict)
-    """Each job, and when the engine last knew it, in seconds of ``time.monotonic()``."""
+    """When the engine last knew each job, in seconds of ``time.monotonic()``."""
     _changed: threading.Condition = field(default_factory=threading.Condition)
     _thread: threading.Thread | None = None
     _pause_s: float = _FIRST_PAUSE_S
 
     def watch(self, job: J) -> None:
-        """Report the job's status to it from now on, until it has ended."""
+        """Poll the job and report its status to it, until it has ended."""
         with self._changed:
             self._jobs[job] = time.monotonic()
             self.hurry()
@@ -51,13 +51,13 @@ class Poller(Generic[J]):
                 self._thread.start()
 
     def close(self) -> None:
-        """Watch nothing any more; jobs go on."""
+        """Stop polling; jobs go on."""
         with self._changed:
             self._jobs.clear()
             self._changed.notify()
 
     def hurry(self) -> None:
-        """Ask soon: something is about to change."""
+        """Poll soon: a status is about to change."""
         with self._changed:
             self._pause_s = _FIRST_PAUSE_S
             self._changed.notify()
@@ -82,7 +82,7 @@ class Poller(Generic[J]):
         except Exception as error:
             logger.debug("%s does not answer", self.engine, exc_info=True)
             for job in jobs:
-                # An engine that does not answer has not said that it does not know the job.
+                # No answer does not mean that the engine has forgotten the job.
                 self._seen(job)
                 job.report_trouble(f"{type(error).__name__}: {error}")
             return
@@ -93,7 +93,7 @@ class Poller(Generic[J]):
                 if status != job.status:
                     self.hurry()
             elif time.monotonic() - self._jobs.get(job, math.inf) > _UNKNOWN_S:
-                # Not at once: some engines take a while to list what they have accepted.
+                # Not at once: some engines list a new job after a delay.
                 status = JobStatus(JobState.LOST, f"{self.engine} no longer knows the job")
             if status is not None:
                 job.report(status)

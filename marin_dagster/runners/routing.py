@@ -1,8 +1,7 @@
-"""Which runner takes a step.
+"""Routing: which runner runs a step.
 
-From weak to strong: the defaults; the executor's routes, in order; the step's own ``marin/runner``
-tag; what the run's config says about the step. A step's resources come from the step, and what the
-run's config says about the step replaces them.
+From weak to strong: the defaults; the executor's routes, in order; the step's ``marin/runner`` tag;
+the step's entry in the run's config, which can also override the step's resources.
 """
 
 import difflib
@@ -34,10 +33,10 @@ from marin_dagster.steps.resources import ResourceConfig, parse_size
 logger = logging.getLogger(__name__)
 
 INLINE = "inline"
-"""The runner that is none: the step's function runs in the run worker's thread."""
+"""The name for no runner: the step's function runs in the run worker's thread."""
 PROCESS = "process"
 ENTRY_POINTS = "marin_dagster.runners"
-"""Entry point group in which other packages register a :class:`RunnerType`."""
+"""Entry point group for the :class:`RunnerType` of other packages."""
 
 
 @dataclass(frozen=True)
@@ -45,9 +44,9 @@ class RunnerType:
     """A kind of runner."""
 
     settings: type[RunnerSettings]
-    """What it can be told; becomes part of the executor's config."""
+    """The model of its settings; becomes part of the executor's config."""
     build: Callable[[str, Any], Runner]
-    """Makes a runner from its name and settings; called when the first step needs it."""
+    """Creates a runner from its name and settings."""
 
 
 def _process(name: str, settings: ProcessSettings) -> Runner:
@@ -79,15 +78,15 @@ _BUILT_IN = {
 
 @cache
 def runner_types() -> Mapping[str, RunnerType]:
-    """Every kind of runner: ours, and those that installed packages register.
+    """Every runner type: built in, or registered by an installed package.
 
-    A plug-in that cannot be loaded, or takes one of our names, is logged and left out.
+    A plug-in that cannot be loaded, or has the name of a built-in type, is logged and left out.
     """
     types = dict(_BUILT_IN)
     for entry in entry_points(group=ENTRY_POINTS):
         try:
             if entry.name in types or entry.name == INLINE:
-                raise ValueError(f"there is a runner type {entry.name!r} already")
+                raise ValueError(f"there is already a runner type {entry.name!r}")
             loaded = entry.load()
             if not isinstance(loaded, RunnerType):
                 raise TypeError(f"it is a {type(loaded).__name__}, not a RunnerType")
@@ -100,7 +99,7 @@ def runner_types() -> Mapping[str, RunnerType]:
 
 @dataclass(frozen=True)
 class Placement:
-    """Where a step runs, and what it asks for there."""
+    """A step's runner, and what the step asks of it."""
 
     runner: str
     request: Request
@@ -115,9 +114,9 @@ class Routing:
 
     config: RoutingConfig = field(default_factory=RoutingConfig)
     given: Mapping[str, Runner] = field(default_factory=dict)
-    """Runners that were made in code, by name."""
+    """Runners that were passed in code, by name."""
     chose_process: bool = False
-    """A step has gone to a process of this machine because no runner is configured."""
+    """Whether a step has gone to the ``process`` runner because none is configured."""
     _built: dict[str, Runner] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -130,27 +129,27 @@ class Routing:
 
     @property
     def runners(self) -> Mapping[str, Runner]:
-        """Every runner of this run but ``inline``, by name."""
+        """Every runner of this run except ``inline``, by name."""
         return self._built
 
     @property
     def configured(self) -> list[str]:
-        """Names of the runners that somebody has asked for."""
+        """Names of the runners in the config or passed in code."""
         return [*self.given, *(name for name in self.config.runners if name not in self.given)]
 
     def place(
         self, step: StepLike, *, tag: str | None = None, override: StepOverride | None = None
     ) -> Placement:
-        """Where a step runs.
+        """Choose a step's runner.
 
         Args:
             step: the step.
             tag: its ``marin/runner`` tag.
-            override: what the run's config says about it.
+            override: its entry in the run's config.
 
         Raises:
-            RoutingError: no such runner, several to choose from, or one that refuses the step.
-            ResourceError: the run's config asks for resources that make no sense.
+            RoutingError: the runner does not exist, refuses the step, or is ambiguous.
+            ResourceError: the run's config has invalid resources for the step.
         """
         request = Request.of(step)
         if override is not None:
@@ -162,8 +161,8 @@ class Routing:
         if name == INLINE:
             if override is not None and override.env:
                 raise RoutingError(
-                    f"{where}: this run's config gives it an environment, and it runs inline, in "
-                    "the environment of the run worker. Give it a runner, too."
+                    f"{where}: this run's config sets its env, but it runs inline, in the "
+                    "environment of the run worker. Set its runner, too."
                 )
             return Placement(INLINE, request)
         if name not in self._built:
@@ -171,13 +170,13 @@ class Routing:
         fault = self._built[name].refuses(step, request)
         if fault is not None:
             raise RoutingError(
-                f"{where}: the runner {name!r} cannot take it: {fault}. Route the step to another "
-                "runner, or change what it asks for."
+                f"{where}: the runner {name!r} cannot run it: {fault}. Route the step to another "
+                "runner, or change its request."
             )
         return Placement(name, request)
 
     def close(self) -> None:
-        """The run is over. Runners that were made in code stay as they are."""
+        """Close the runners at the end of a run, except those that were passed in code."""
         for name, runner in self._built.items():
             if name in self.given:
                 continue
@@ -187,7 +186,7 @@ class Routing:
                 logger.exception("could not close the runner %s", name)
 
     def _check_rules(self) -> None:
-        """Refuse what would only show when a step happens to meet it."""
+        """Report errors in the rules now, not when a step matches one."""
         asked = {"default": self.config.default}
         if self.config.default_with_resources is not None:
             asked["default_with_resources"] = self.config.default_with_resources
@@ -195,7 +194,7 @@ class Routing:
             asked[f"routes[{number}].runner"] = route.runner
             if route.device not in (None, "cpu", "gpu", "tpu"):
                 raise RoutingError(
-                    f"routes[{number}].device: {route.device!r} is none of cpu, gpu, tpu."
+                    f"routes[{number}].device: {route.device!r} must be cpu, gpu or tpu."
                 )
             if route.min_ram is not None:
                 try:
@@ -214,7 +213,7 @@ class Routing:
 
     def _routed(self, step: StepLike, request: Request) -> str:
         for route in self.config.routes:
-            if _fits(route, step, request.resources):
+            if _matches(route, step, request.resources):
                 return route.runner
         if request.resources is None:
             return self.config.default
@@ -222,7 +221,7 @@ class Routing:
             return self.config.default_with_resources
         if len(self.configured) > 1:
             raise RoutingError(
-                f"step {address(step)} ({step.output_path}): no route fits it, and there are "
+                f"step {address(step)} ({step.output_path}): no route matches it, and there are "
                 f"several runners ({', '.join(self.configured)}). Add a route, or set "
                 "default_with_resources."
             )
@@ -235,10 +234,10 @@ class Routing:
 def _build(name: str, kinds: Mapping[str, Any]) -> Runner:
     types = runner_types()
     if name == INLINE:
-        raise RoutingError(f"runners.{INLINE}: that name is taken: it is the run worker's thread.")
+        raise RoutingError(f"runners.{INLINE}: this name is reserved for the run worker's thread.")
     if len(kinds) != 1 or not kinds.keys() <= types.keys():
         raise RoutingError(
-            f"runners.{name} must have one key, its type ({', '.join(types)}); it has "
+            f"runners.{name} must have one key, its type ({', '.join(types)}), but has "
             f"{', '.join(kinds) or 'none'}."
         )
     [(kind, settings)] = kinds.items()
@@ -248,7 +247,7 @@ def _build(name: str, kinds: Mapping[str, Any]) -> Runner:
         raise RoutingError(f"runners.{name}.{kind}: {error}") from error
 
 
-def _fits(route: Route, step: StepLike, resources: Any) -> bool:
+def _matches(route: Route, step: StepLike, resources: Any) -> bool:
     if route.step is not None and not fnmatchcase(step.name, route.step):
         return False
     if resources is None:
@@ -263,7 +262,7 @@ def _fits(route: Route, step: StepLike, resources: Any) -> bool:
 def _environment_fault(environment: Mapping[str, Any]) -> str | None:
     for name, value in environment.items():
         if not isinstance(name, str) or not name or "=" in name or "\0" in name:
-            return f"{name!r} is no name of an environment variable"
+            return f"{name!r} cannot be the name of an environment variable"
         if not isinstance(value, str) or "\0" in value:
             return f"the environment variable {name} is {value!r:.60}, not text"
     return None

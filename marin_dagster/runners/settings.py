@@ -1,6 +1,6 @@
-"""What each kind of runner can be told, and the rules that send steps to runners.
+"""The settings of each runner type, and the rules that route steps to runners.
 
-Plain data: the same models describe the executor's config and build the runners.
+These models describe the executor's config, and build the runners.
 """
 
 from collections.abc import Mapping
@@ -10,92 +10,96 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 
 class RunnerSettings(BaseModel):
-    """Base of every runner's settings."""
+    """Base class of every runner's settings."""
 
     model_config = ConfigDict(extra="forbid")
 
 
 class ProcessSettings(RunnerSettings):
-    """A process on this machine for each step, forked from a small one that is kept warm."""
+    """A process on this machine for each step, forked from a small warm process."""
 
     limit_memory: bool = Field(
         default=True,
-        description="Let allocations beyond the step's ram fail, by RLIMIT_DATA.",
+        description="Limit each process of the step to the step's ram (RLIMIT_DATA): allocations "
+        "beyond it fail.",
     )
     gpus: int | None = Field(
         default=None,
         ge=0,
-        description="GPUs of this machine that steps may use, out of CUDA_VISIBLE_DEVICES where "
-        "that is set; all of them when not given.",
+        description="How many of this machine's GPUs steps may use, of those in "
+        "CUDA_VISIBLE_DEVICES if that is set. Default: all.",
     )
     env: dict[str, str] = Field(
-        default_factory=dict, description="Environment of every step's process."
+        default_factory=dict, description="Environment variables for every step's process."
     )
 
 
 class FraySettings(RunnerSettings):
-    """Fray's jobs, on Iris when an address is given (Python 3.12 and marin-fray)."""
+    """Fray jobs, on Iris if an address is set. Needs Python 3.12 and marin-fray."""
 
     address: str | None = Field(
         default=None,
-        description="URL of the Iris controller; the caller's current Fray client when not given.",
+        description="URL of the Iris controller. Default: the current Fray client.",
     )
     workspace: str | None = Field(
         default=None,
-        description="A folder with a pyproject.toml that workers install, marin_dagster among its "
-        "dependencies; with an address only. Without, workers must have what a step needs.",
+        description="Folder with a pyproject.toml that workers install, with marin_dagster among "
+        "its dependencies. Only with an address. Default: workers install nothing.",
     )
     max_retries_preemption: int = Field(
         default=0,
         ge=0,
-        description="How often the engine itself starts a preempted job again.",
+        description="How often the engine may restart a preempted job.",
     )
     shared_disk: bool = Field(
         default=False,
-        description="Whether the workers see this machine's disk, so that outputs may lie on it.",
+        description="Workers share this machine's disk, so outputs may be on it.",
     )
-    env: dict[str, str] = Field(default_factory=dict, description="Environment of every job.")
+    env: dict[str, str] = Field(
+        default_factory=dict, description="Environment variables for every job."
+    )
 
 
 _OPTIONS_OF_THE_RUNNER = {
-    "clusters": "jobs are submitted to the cluster of SLURM_CONF, and asked of that cluster",
+    "clusters": "jobs are submitted to the cluster of SLURM_CONF, and looked up there",
     "cluster_constraint": "jobs are submitted to the cluster of SLURM_CONF",
     "array": "a step is one job",
     "job_name": "a job is found again by its name",
-    "output": "a job's log is in a folder of its own",
-    "error": "a job's log is in a folder of its own",
+    "output": "a job's log is in the job's folder",
+    "error": "a job's log is in the job's folder",
     "wait": "the runner waits for jobs itself",
     "quiet": "sbatch must print the job's id",
-    "test_only": "nothing would run",
+    "test_only": "no job would run",
 }
-"""Parameters of sbatch that a runner cannot work with, each with the reason."""
+"""Parameters of sbatch that the runner refuses, with the reason."""
 
 
 class SlurmSettings(RunnerSettings):
     """Slurm batch jobs, through submitit."""
 
     folder: str = Field(
-        description="A folder that this machine and the nodes share, for the jobs' scripts and "
-        "logs.",
+        description="Folder that this machine and the nodes share, for the jobs' scripts and logs.",
     )
     partition: str | None = Field(default=None, description="Partition to submit to.")
-    account: str | None = Field(default=None, description="Account to charge.")
+    account: str | None = Field(default=None, description="Account to charge jobs to.")
     time_min: int | None = Field(
         default=None, ge=1, description="Time limit of each job, in minutes."
     )
     parameters: dict[str, Any] = Field(
         default_factory=dict,
-        description="More sbatch parameters, such as {qos: high}; they override what is derived "
-        "from the step's resources. Not clusters, array, job_name, output, error and wait.",
+        description="More sbatch parameters, such as {qos: high}. They override those derived from "
+        "the step's resources. Refused: clusters, array, job_name, output, error and wait.",
     )
     setup: list[str] = Field(
-        default_factory=list, description="Shell lines to run on the node before the step."
+        default_factory=list, description="Shell commands to run on the node before the step."
     )
     shared_disk: bool = Field(
         default=True,
-        description="Whether the nodes see this machine's disk, so that outputs may lie on it.",
+        description="Nodes share this machine's disk, so outputs may be on it.",
     )
-    env: dict[str, str] = Field(default_factory=dict, description="Environment of every job.")
+    env: dict[str, str] = Field(
+        default_factory=dict, description="Environment variables for every job."
+    )
 
     @field_validator("parameters")
     @classmethod
@@ -109,43 +113,49 @@ class SlurmSettings(RunnerSettings):
 
 
 class Route(RunnerSettings):
-    """One rule: steps that fit every condition that is given go to the runner."""
+    """A rule: steps that match all its conditions go to its runner."""
 
     runner: str = Field(description="Name of a runner.")
     device: str | None = Field(
         default=None,
-        description="Steps that ask for this kind of device: cpu, gpu or tpu.",
+        description="Match steps that request this kind of device: cpu, gpu or tpu.",
     )
-    min_cpu: float | None = Field(default=None, description="Steps that ask for so many cores.")
+    min_cpu: float | None = Field(
+        default=None, description="Match steps that request at least this many cores."
+    )
     min_ram: str | None = Field(
-        default=None, description="Steps that ask for so much memory, such as 64g."
+        default=None, description="Match steps that request at least this much memory, such as 64g."
     )
     step: str | None = Field(
-        default=None, description="Steps whose name matches this pattern, such as train/*."
+        default=None, description="Match steps whose name has this pattern, such as train/*."
     )
 
 
 class StepOverride(RunnerSettings):
-    """What a run says about one step."""
+    """One run's settings for one step."""
 
-    runner: str | None = Field(default=None, description="Name of the runner to take.")
-    cpu: float | None = Field(default=None, description="Cores instead of the step's own.")
-    ram: str | None = Field(default=None, description="Memory instead of the step's own.")
-    disk: str | None = Field(default=None, description="Scratch disk instead of the step's own.")
-    env: dict[str, str] = Field(default_factory=dict, description="More environment.")
+    runner: str | None = Field(default=None, description="Name of the runner to use.")
+    cpu: float | None = Field(default=None, description="Number of cores; overrides the step's.")
+    ram: str | None = Field(default=None, description="Memory, such as 64g; overrides the step's.")
+    disk: str | None = Field(
+        default=None, description="Scratch disk, such as 100g; overrides the step's."
+    )
+    env: dict[str, str] = Field(
+        default_factory=dict, description="Additional environment variables."
+    )
 
 
 class RoutingConfig(RunnerSettings):
-    """Which runners there are, and which steps go where."""
+    """The runners of a run, and the rules that route steps to them."""
 
     runners: Mapping[str, Mapping[str, Any]] = Field(default_factory=dict)
-    """Each runner's name, and its settings under its type: ``{"cluster": {"slurm": {…}}}``."""
+    """Each runner's type and settings, by name: ``{"cluster": {"slurm": {…}}}``."""
     routes: list[Route] = Field(default_factory=list)
-    """Tried in order; the first that fits counts."""
+    """Checked in order: first match wins."""
     default: str = "inline"
     """The runner for steps without resources."""
     default_with_resources: str | None = None
-    """The runner for steps with resources. When None: the only configured one, or ``process``
-    when there is none."""
+    """The runner for steps with resources. If None: the only configured runner, or ``process`` if
+    none is configured."""
     steps: Mapping[str, StepOverride] = Field(default_factory=dict)
-    """What this run says about single steps: by name, name with hash, or asset key."""
+    """This run's settings for single steps, by name, name with hash, or asset key."""

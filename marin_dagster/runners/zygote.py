@@ -1,13 +1,13 @@
-"""The small process from which steps are forked, kept warm so that a step starts in milliseconds.
+"""The zygote: a small warm process that forks steps, so that they start in milliseconds.
 
-It has imported what a worker needs and nothing else: no threads, no Dagster, nothing of the run
-worker's memory. It reads orders from a socket; with each come four descriptors: the order itself,
-the step's stdout and stderr, and a pipe that receives the process id and then the exit code. Each
-step leads a process group of its own. When the step ends, what is left of its group is killed; when
-the run worker dies, everything is killed.
+It has imported only the modules that a worker needs: no threads, no Dagster, none of the run
+worker's memory. It reads orders from a socket. Each comes with four descriptors: the order, the
+step's stdout and stderr, and a pipe for the process id and then the exit code. Each step leads its
+own process group. When a step ends, the rest of its group is killed; when the run worker dies, all
+steps are killed.
 
-Python's own fork server would do most of this, but runs the main script of its client again in
-every child, which for Dagster's commands takes a second, and survives its client's children.
+Python's fork server does most of this, but it runs its client's main script again in every child,
+which takes a second for Dagster's commands, and it survives its client's children.
 """
 
 import ctypes
@@ -29,49 +29,49 @@ from typing import NoReturn
 from marin_dagster.runners.payload import run_packed
 
 MESSAGE = struct.Struct("=cq")
-"""What the socket carries: a letter, and a process id with ``KILL``."""
+"""A message on the socket: a letter, and for ``KILL`` a process id."""
 START, KILL = b"s", b"k"
 NUMBER = struct.Struct("=q")
-"""What the status pipe carries: the process id, then the exit code, negative for a signal."""
+"""A number on the status pipe: first the process id, then the exit code, negative for a signal."""
 
-LAST_WORDS_BYTES = 64 << 20
-"""Memory beyond the limit with which a step that has reached it can write down its error."""
+ERROR_REPORT_BYTES = 64 << 20
+"""Memory beyond the limit, for a step that has reached it to write its error file."""
 _TERM_TO_KILL_S = 1.0
 _PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True)
 class Order:
-    """What a step's process is and does."""
+    """What a step's process needs."""
 
     packed: bytes
     """For :func:`run_packed`."""
     environment: Mapping[str, str]
-    """Its whole environment."""
+    """All its environment variables."""
     folder: str
     """Its working directory."""
     path: Sequence[str]
     """Its ``sys.path``."""
     memory: int | None
-    """Bytes of data that it may allocate; None for no limit."""
+    """How many bytes it may allocate; None for no limit."""
 
 
 @dataclass(eq=False)
 class Zygote:
-    """Forks steps and tells how they ended."""
+    """Forks steps and reports their exit codes."""
 
     control: socket.socket
     _running: dict[int, int] = field(default_factory=dict)
-    """Process id of each step, and the pipe for its exit code."""
+    """The status pipe of each step, by process id."""
     _kill_at: dict[int, float] = field(default_factory=dict)
 
     def serve(self) -> None:
-        """Until the run worker is gone."""
+        """Serve until the run worker has ended."""
         wake, waker = os.pipe()
         os.set_blocking(waker, False)
         signal.set_wakeup_fd(waker)
         signal.signal(signal.SIGCHLD, lambda *_: None)
-        # The socket alone does not tell: a process that the run worker has forked may hold it open.
+        # The socket is not enough: a process forked from the run worker may hold it open.
         worker = _watch(os.getppid())
         while True:
             timeout = None
@@ -104,7 +104,7 @@ class Zygote:
         try:
             child = os.fork()
         except OSError:
-            # The run worker learns it from the pipe that ends without a word.
+            # The run worker sees the status pipe end without a number.
             for descriptor in descriptors:
                 os.close(descriptor)
             return True
@@ -113,17 +113,17 @@ class Zygote:
             for descriptor in (*unwanted, status, *self._running.values()):
                 os.close(descriptor)
             _run(order, stdout, stderr)
-        with suppress(OSError):  # the child says the same, and one of the two comes first
+        with suppress(OSError):  # the child does the same; either may come first
             os.setpgid(child, child)
         for descriptor in (order, stdout, stderr):
             os.close(descriptor)
         self._running[child] = status
-        _tell(status, child)
+        _send(status, child)
         return True
 
     def _reap(self) -> None:
         while self._running:
-            # Looked at before it is waited for: until then its id cannot be anybody else's.
+            # WNOWAIT: until waitpid() below, its process id cannot be reused.
             found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT | os.WNOHANG)
             if found is None:
                 return
@@ -132,7 +132,7 @@ class Zygote:
             _, status = os.waitpid(pid, 0)
             self._kill_at.pop(pid, None)
             pipe = self._running.pop(pid)
-            _tell(pipe, os.waitstatus_to_exitcode(status))
+            _send(pipe, os.waitstatus_to_exitcode(status))
             os.close(pipe)
 
     def _kill_overdue(self) -> None:
@@ -145,34 +145,34 @@ class Zygote:
 
 
 def main(descriptor: int) -> None:
-    """Serve the run worker on the other end of a socket."""
-    # What every step's process would import otherwise; none of it starts a thread.
+    """Serve the run worker at the other end of a socket."""
+    # Otherwise every step's process would import these; none of them starts a thread.
     import cloudpickle  # noqa: F401
     import fsspec.implementations.local  # noqa: F401
 
     gc.collect()
-    # What is here now is never garbage; leaving it alone keeps its pages shared with the children.
+    # Excluded from garbage collection, these objects stay in pages shared with the children.
     gc.freeze()
     Zygote(socket.socket(fileno=descriptor)).serve()
 
 
 def _watch(pid: int) -> set[int]:
-    """A descriptor that becomes readable when the process ends, where the system has such."""
+    """A descriptor that becomes readable when the process ends; empty if the system has none."""
     try:
         return {os.pidfd_open(pid)} if sys.platform == "linux" else set()
     except ProcessLookupError:
         raise SystemExit(0) from None
 
 
-def _tell(pipe: int, number: int) -> None:
+def _send(pipe: int, number: int) -> None:
     with suppress(BrokenPipeError):
         os.write(pipe, NUMBER.pack(number))
 
 
 def _limit_memory(limit: int) -> None:
-    """The soft limit is what counts; the hard one leaves room to say that it was reached."""
+    """Set the soft limit, and a higher hard limit for writing the error file."""
     _, most = resource.getrlimit(resource.RLIMIT_DATA)
-    hard = limit + LAST_WORDS_BYTES
+    hard = limit + ERROR_REPORT_BYTES
     if most != resource.RLIM_INFINITY:
         hard = min(hard, most)
     resource.setrlimit(resource.RLIMIT_DATA, (min(limit, hard), hard))
@@ -184,20 +184,20 @@ def _kill_group(pid: int, number: signal.Signals) -> None:
 
 
 def _run(order_file: int, stdout: int, stderr: int) -> NoReturn:
-    """Be the step's process."""
+    """Run the step in the forked process."""
     code = 1
     try:
         os.setpgid(0, 0)
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         if sys.platform == "linux":
-            # Should this small process be killed, nobody would know of the step any more.
+            # If the zygote is killed, nothing else could stop the step.
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         os.dup2(stdout, 1)
         os.dup2(stderr, 2)
         os.close(stdout)
         os.close(stderr)
-        # The run worker may have been started without them.
+        # The run worker may have none.
         sys.stdout = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115
         sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
         with open(order_file, "rb") as file:
@@ -220,5 +220,5 @@ def _run(order_file: int, stdout: int, stderr: int) -> NoReturn:
         with suppress(Exception):
             sys.stdout.flush()
             sys.stderr.flush()
-        # Without this process's exit handlers: they belong to the small process.
+        # Skip exit handlers: they belong to the zygote.
         os._exit(code)

@@ -182,7 +182,7 @@ def test_what_the_runner_cannot_honour_is_said_with_both() -> None:
 @pytest.mark.parametrize(
     ("runners", "said"),
     [
-        ({"inline": {"process": {}}}, "that name is taken"),
+        ({"inline": {"process": {}}}, "this name is reserved"),
         ({"x": {}}, "must have one key, its type"),
         ({"x": {"process": {}, "slurm": {}}}, "must have one key, its type"),
         ({"x": {"kubernetes": {}}}, "must have one key, its type"),
