@@ -151,7 +151,7 @@ def test_a_job_that_cannot_be_noted_leaves_the_output_finished(
     def refuse(*_: object) -> None:
         raise StoreError("the store is full")
 
-    monkeypatch.setattr(driver, "write_job_note", refuse)
+    monkeypatch.setattr(driver, "write_job_file", refuse)
     before = finished(step)
 
     with pytest.raises(StoreError, match="full"):

@@ -253,7 +253,7 @@ def test_a_log_that_cannot_be_read_is_named(runner: SlurmRunner, tmp_path: Path)
     job = SlurmJob("step-1", id="7", runner=runner, folder=tmp_path / "of another")
     job.report(JobStatus(JobState.FAILED))
 
-    assert f"{tmp_path / 'of another'} with the log of job 7 cannot be read" in log_of(job)
+    assert f"cannot read {tmp_path / 'of another'}, which has the log of job 7" in log_of(job)
 
 
 def test_the_engine_of_a_note_is_the_cluster(runner: SlurmRunner) -> None:
