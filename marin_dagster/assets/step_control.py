@@ -30,7 +30,7 @@ class StepControl:
     hit_expected: bool = False
     """The look-up found the output finished, and its inputs were pruned: serve it or fail."""
     attempts: list[Attempt] = field(default_factory=list)
-    """Attempts that the step began; at the end the executor abandons those still open."""
+    """Attempts that the step began; at the end the executor fails those still open."""
     captured: Callable[[], AbstractContextManager[None]] = nullcontext
     """Makes a context in which stdout and stderr go to the step's log."""
     log_levels: Mapping[str, int] = field(default_factory=dict)

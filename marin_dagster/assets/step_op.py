@@ -137,7 +137,7 @@ class StepOp:
             yield self._output(context, outcome, control, metadata)
         finally:
             # Does nothing once the IO manager has committed it.
-            outcome.abandon()
+            outcome.fail()
 
     def _build(
         self, context: dg.AssetExecutionContext, attempt: Attempt, control: StepControl
@@ -146,7 +146,7 @@ class StepOp:
         try:
             return self._why(context, attempt, control) | _build(attempt, control, context)
         except BaseException:
-            attempt.abandon()
+            attempt.fail()
             report_cut_off(context, attempt)
             raise
 
@@ -261,14 +261,12 @@ def _register(
 ) -> None:
     """Write the record of adopted data, an external asset that no op builds."""
     run, warn = _identity(context, control), _warn(context, control)
-    outcome = cache.begin(step, run=run, warn=warn, wait=control.wait, log=context.log.info)
-    if isinstance(outcome, Attempt):
-        control.attempts.append(outcome)
-        try:
-            _run_inline(outcome, control)
-            outcome.commit()
-        finally:
-            outcome.abandon()
+
+    def adopt(attempt: Attempt) -> None:
+        control.attempts.append(attempt)
+        _run_inline(attempt, control)
+
+    cache.register(step, adopt, run=run, warn=warn, wait=control.wait, log=context.log.info)
 
 
 def _build(

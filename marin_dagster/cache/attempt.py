@@ -56,8 +56,8 @@ class Attempt:
 
     The status of an output that is finished already stays SUCCESS until :meth:`withdraw`.
 
-    It ends exactly once, by :meth:`commit` or :meth:`fail`; :meth:`abandon` belongs on every way
-    out. Safe to end from another thread.
+    It ends exactly once, by :meth:`commit` or :meth:`fail`. Call :meth:`fail` on every way out:
+    once the attempt has ended, it does nothing. Another thread may end it.
     """
 
     step: StepLike
@@ -213,11 +213,11 @@ class Attempt:
         return restate_provenance(self.folder, record, self.run)
 
     def fail(self) -> None:
-        """Mark the attempt as failed and give the lease back. An output that was finished before
-        and is untouched stays finished.
+        """Mark the attempt as failed and release the lease, unless it has ended already. An output
+        that was finished before and is untouched stays finished.
 
-        Raises nothing for a broken store: the status then stays RUNNING without a lease, or with
-        one that runs out, and the next worker takes over.
+        A broken store raises nothing: the status then stays RUNNING, without a lease or with one
+        that expires, and the next worker takes over.
         """
         with self._mutex:
             if self._ended:
@@ -237,10 +237,6 @@ class Attempt:
                 self.give_back()
                 raise
             self.give_back()
-
-    def abandon(self) -> None:
-        """Fail unless the attempt has been committed or has failed."""
-        self.fail()
 
     def give_back(self) -> None:
         """End without a word in the status: nothing was begun, or all has been said."""

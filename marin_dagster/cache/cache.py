@@ -7,8 +7,9 @@
                    | Attempt           lease held, status RUNNING, or still SUCCESS
                         .withdraw()       RUNNING, when it was SUCCESS: the function begins
                         .commit(result)   record, lease checked, SUCCESS, lease released
-                        .fail()           FAILED unless SUCCESS still stands, lease released
-                        .abandon()        fail() unless the attempt has ended already
+                        .fail()           FAILED unless SUCCESS still stands, lease released;
+                                          does nothing once the attempt has ended
+    register(step, adopt)              begin, adopt and commit at once
 
 The order of the files and their formats are Marin's, so that either side serves, waits for and
 takes over what the other has built or left behind.
@@ -22,6 +23,7 @@ from enum import Enum
 from typing import Any
 
 from marin_dagster.cache.attempt import Attempt, Hit
+from marin_dagster.cache.circuit_breaker import CircuitBreaker
 from marin_dagster.cache.drift import Drift, DriftLog, find_drift
 from marin_dagster.cache.heartbeat import HeldLease, keeper
 from marin_dagster.cache.lease import Lease, LeaseTiming, LeaseWatch, Lock, new_worker_id
@@ -121,20 +123,15 @@ class StepCache:
     def look_up_many(self, steps: Iterable[StepLike]) -> dict[str, LookUp]:
         """:meth:`look_up` of many steps, 32 at a time, by output path.
 
-        Where the store refuses, the step is UNKNOWN; the others are not held up by it. Once one
-        look-up has waited in vain for a bucket, the bucket's other steps are UNKNOWN, too.
+        Where the store refuses, the step is UNKNOWN, and the look-ups of the others go on. Once one
+        look-up in a bucket has timed out, the bucket's other steps are UNKNOWN, too.
         """
-        away: dict[str, StoreTimeoutError] = {}
+        breaker = CircuitBreaker()
 
         def look(step: StepLike) -> LookUp:
-            bucket = "/".join(step.output_path.split("/", 3)[:3])
-            if bucket in away:
-                return LookUp(CacheState.UNKNOWN, error=away[bucket])
             try:
-                return self.look_up(step)
-            except StoreTimeoutError as error:
-                away[bucket] = error
-                return LookUp(CacheState.UNKNOWN, error=error)
+                with breaker.asking(step.output_path):
+                    return self.look_up(step)
             except (StoreError, RecordError, FingerprintMismatchError) as error:
                 return LookUp(CacheState.UNKNOWN, error=error)
 
@@ -168,7 +165,7 @@ class StepCache:
             run: the Dagster run that asks, for the record.
             warn: receives the drift of an output that is served; logs a warning when None.
             wait: waits for some seconds; may raise to stop waiting for another worker.
-            say: told now and then whom this waits for.
+            log: receives a message now and then about the worker that this waits for.
 
         Raises:
             StepNameError: the step's name or path cannot be a folder of a store.
@@ -233,6 +230,36 @@ class StepCache:
                 attempt.fail()
                 raise
             return attempt
+
+    def register(
+        self,
+        step: StepLike,
+        adopt: Callable[[Attempt], Any],
+        *,
+        retry_failed: bool = True,
+        run: RunIdentity | None = None,
+        warn: Callable[[StepLike, Drift], Any] | None = None,
+        wait: Callable[[float], Any] = time.sleep,
+        log: Callable[[str], Any] = logger.info,
+    ) -> None:
+        """Write the record of adopted data, unless it is there already.
+
+        Args:
+            step: the step that adopts the data.
+            adopt: runs the step's function and sets the attempt's ``result``.
+
+        The other arguments are those of :meth:`begin`. Raises what :meth:`begin`, ``adopt`` and
+        :meth:`Attempt.commit` raise.
+        """
+        outcome = self.begin(
+            step, retry_failed=retry_failed, run=run, warn=warn, wait=wait, log=log
+        )
+        if isinstance(outcome, Attempt):
+            try:
+                adopt(outcome)
+                outcome.commit()
+            finally:
+                outcome.fail()
 
     def _acquire(
         self, step: StepLike, folder: OutputDir, lock: Lock, watch: LeaseWatch

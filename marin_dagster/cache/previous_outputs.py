@@ -3,16 +3,16 @@
 import logging
 import threading
 from collections import defaultdict
-from collections.abc import Container, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
+from marin_dagster.cache.circuit_breaker import CircuitBreaker
 from marin_dagster.cache.parallel import map_parallel
 from marin_dagster.cache.record import RECORD_FILE, ArtifactRecord, read_record
 from marin_dagster.cache.status import Status, read_status
 from marin_dagster.cache.store import OutputDir
-from marin_dagster.errors import RecordError, StoreError, StoreTimeoutError
+from marin_dagster.errors import RecordError, StoreError
 from marin_dagster.steps.protocol import StepLike, address, artifact_version
 from marin_dagster.steps.versions import is_version
 
@@ -56,12 +56,12 @@ class _Listing:
 
 @dataclass(eq=False)
 class PreviousOutputs:
-    """Earlier outputs, as one run sees them: a folder of the store is listed once, when somebody
-    asks, and a bucket that does not answer is asked no more. Safe to use from several threads."""
+    """Earlier outputs, as one run sees them. Each folder is listed once, on demand; after a
+    timeout, its bucket is not asked again. Safe to use from several threads."""
 
     _listings: dict[str, _Listing | StoreError] = field(default_factory=dict)
     _locks: dict[str, threading.Lock] = field(default_factory=dict)
-    _away: dict[str, StoreTimeoutError] = field(default_factory=dict)
+    _breaker: CircuitBreaker = field(default_factory=CircuitBreaker)
 
     def at(self, path: str, step: StepLike) -> PreviousOutput | None:
         """The output at a path, if it was built for a step of this name.
@@ -70,7 +70,7 @@ class PreviousOutputs:
             RecordError: its record cannot be read.
             StoreError: the store refused, or has not answered before.
         """
-        with self._asking(path):
+        with self._breaker.asking(path):
             record = read_record(OutputDir.at(path))
         return (
             PreviousOutput(path, record)
@@ -101,7 +101,7 @@ class PreviousOutputs:
         unreadable = False
         for path in paths[:_MOST_READ]:
             try:
-                with self._asking(path):
+                with self._breaker.asking(path):
                     finished = read_status(OutputDir.at(path)) is Status.SUCCESS
                 found = self.at(path, step) if finished else None
             except RecordError as error:
@@ -130,7 +130,7 @@ class PreviousOutputs:
             if base not in self._listings:
                 above = folder.path.rstrip("/").rpartition("/")[0] or "/"
                 try:
-                    with self._asking(base):
+                    with self._breaker.asking(base):
                         self._listings[base] = _sorted(OutputDir(base, folder.fs, above).names())
                 except StoreError as error:
                     self._listings[base] = error
@@ -138,18 +138,6 @@ class PreviousOutputs:
         if isinstance(listing, StoreError):
             raise listing
         return listing
-
-    @contextmanager
-    def _asking(self, path: str) -> Iterator[None]:
-        """One question to the store; none once its bucket has been asked in vain."""
-        bucket = "/".join(path.split("/", 3)[:3])
-        if bucket in self._away:
-            raise self._away[bucket]
-        try:
-            yield
-        except StoreTimeoutError as error:
-            self._away[bucket] = error
-            raise
 
 
 def _sorted(names: list[str]) -> _Listing:

@@ -1,6 +1,5 @@
 """The steps of a run that are ours, and what a run's config can call them."""
 
-import difflib
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from marin_dagster.events.metadata_keys import RUNNER
 from marin_dagster.runners import StepOverride
 from marin_dagster.steps import StepGraph, StepLike
 from marin_dagster.steps.protocol import address
+from marin_dagster.steps.text import did_you_mean
 
 
 @dataclass(frozen=True)
@@ -99,8 +99,7 @@ class StepNames:
         if name in self._others:
             self._context.log.warning(f"{option} names {name!r}, which this run does not select.")
             return set()
-        close = difflib.get_close_matches(name, self._keys, n=3)
-        hint = f" Did you mean {' or '.join(map(repr, close))}?" if close else ""
+        hint = did_you_mean(name, self._keys)
         raise StepError(f"{option} names {name!r}, which is no step of this run.{hint}")
 
 

@@ -104,7 +104,7 @@ class StepThreads:
             context.log.debug("the step's thread ended with an exception", exc_info=True)
         finally:
             for attempt in control.attempts:
-                attempt.abandon()
+                attempt.fail()
             if control.event_loop is not None:
                 control.event_loop.close()
             self._messages.put(StepMessage(key))

@@ -4,7 +4,6 @@ From weak to strong: the defaults; the executor's routes, in order; the step's `
 the step's entry in the run's config, which can also override the step's resources.
 """
 
-import difflib
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -29,6 +28,7 @@ from marin_dagster.runners.settings import (
 from marin_dagster.steps import StepLike
 from marin_dagster.steps.protocol import address
 from marin_dagster.steps.resources import ResourceConfig, parse_size
+from marin_dagster.steps.text import did_you_mean
 
 logger = logging.getLogger(__name__)
 
@@ -207,8 +207,7 @@ class Routing:
 
     def _unknown(self, name: str) -> str:
         known = [INLINE, *self._built]
-        close = difflib.get_close_matches(name, known, n=1)
-        hint = f" Did you mean {close[0]!r}?" if close else ""
+        hint = did_you_mean(name, known)
         return f"there is no runner {name!r}. There are: {', '.join(known)}.{hint}"
 
     def _routed(self, step: StepLike, request: Request) -> str:

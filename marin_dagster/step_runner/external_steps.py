@@ -21,7 +21,7 @@ def external_faults(
         step = graph.steps[path]
         try:
             if adopted_source(step) is not None:
-                _register_adopted(step, drifts, retry_failed=retry_failed)
+                StepCache().register(step, _adopt, retry_failed=retry_failed, warn=drifts.warn)
             else:
                 _check_external(step, drifts)
         except Exception as error:  # the function may be Marin's
@@ -52,11 +52,5 @@ def _check_external(step: StepLike, drifts: DriftLog) -> None:
         )
 
 
-def _register_adopted(step: StepLike, drifts: DriftLog, *, retry_failed: bool) -> None:
-    outcome = StepCache().begin(step, retry_failed=retry_failed, warn=drifts.warn)
-    if isinstance(outcome, Attempt):
-        try:
-            outcome.result = run_inline(step)
-            outcome.commit()
-        finally:
-            outcome.abandon()
+def _adopt(attempt: Attempt) -> None:
+    attempt.result = run_inline(attempt.step)

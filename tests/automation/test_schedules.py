@@ -268,7 +268,7 @@ def held(recorder: Recorder) -> Iterator[StepSpec]:
     attempt = StepCache().begin(step)
     assert isinstance(attempt, Attempt)
     yield step
-    attempt.abandon()
+    attempt.fail()
 
 
 def test_when_all_wait_for_a_worker_elsewhere_the_tick_is_skipped_and_names_it(

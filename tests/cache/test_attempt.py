@@ -59,24 +59,17 @@ def test_a_failure_is_marked_and_the_lease_is_gone() -> None:
     assert state(step) == ("FAILED", False, False)
 
 
-def test_an_abandoned_attempt_has_failed() -> None:
-    step = make("step")
-    begin(step).abandon()
-    assert state(step) == ("FAILED", False, False)
-
-
-@pytest.mark.parametrize("end", [Attempt.abandon, Attempt.fail])
-def test_nothing_changes_a_committed_attempt(end: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_failing_does_not_change_a_committed_attempt(caplog: pytest.LogCaptureFixture) -> None:
     step = make("step")
     attempt = begin(step)
     attempt.commit()
     before = tree(step.output_path)
-    end(attempt)
+    attempt.fail()
     assert tree(step.output_path) == before
     assert "lost the lease" not in caplog.text
 
 
-@pytest.mark.parametrize("end", [Attempt.abandon, Attempt.fail, Attempt.commit])
+@pytest.mark.parametrize("end", [Attempt.fail, Attempt.commit])
 def test_an_attempt_that_has_ended_cannot_be_committed(end: Any) -> None:
     step = make("step")
     attempt = begin(step)
@@ -94,7 +87,6 @@ def test_an_attempt_that_has_failed_touches_nothing_of_its_successor() -> None:
     second = begin(step)
     before = tree(step.output_path)
     first.fail()
-    first.abandon()
     with pytest.raises(LeaseLostError):
         first.commit()
     assert tree(step.output_path) == before

@@ -220,7 +220,7 @@ for file in folder.iterdir():
 folder.chmod(0o500)
 refused(attempt.commit)
 assert (folder / ".executor_status").read_text() == "RUNNING"
-attempt.abandon()
+attempt.fail()
 """
 )
 

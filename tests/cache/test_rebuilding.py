@@ -66,7 +66,7 @@ def test_what_is_no_attempt_any_more_withdraws_nothing(step: StepSpec, ends: str
     if ends == "lost":
         put(step, LOCK, '{"worker_id": "foreign", "timestamp": 99999999999}')
     else:
-        attempt.abandon()
+        attempt.fail()
     before = whole(step)
 
     with pytest.raises(LeaseLostError):

@@ -121,7 +121,7 @@ class Drive:
                 self._build(outcome)
                 outcome.commit()
             finally:
-                outcome.abandon()
+                outcome.fail()
         except BaseException as error:
             self.error = error
 

@@ -65,7 +65,7 @@ def build_with_ours(prefix: str, started: Event, finish: Event) -> None:
         attempt.result = run_inline(step)
         attempt.commit()
     finally:
-        attempt.abandon()
+        attempt.fail()
 
 
 def run_in_dagster(prefix: str, started: Event, finish: Event) -> None:

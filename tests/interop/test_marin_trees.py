@@ -250,7 +250,7 @@ def test_the_same_finished_outputs_are_rebuilt_as_dev_versions(
     outcome = StepCache().begin(step)
     assert isinstance(outcome, Hit) == served
     if not isinstance(outcome, Hit):
-        outcome.abandon()
+        outcome.fail()
 
 
 @either_class

@@ -80,7 +80,7 @@ def build(one: ArtifactStep[Any]) -> Any:
                 outcome.result = step.fn(step.output_path)
                 outcome.commit()
             finally:
-                outcome.abandon()
+                outcome.fail()
     return load(one)
 
 

@@ -35,7 +35,7 @@ def begin(step: StepSpec) -> Attempt:
 
 def call_of(fn: Callable[[str], Any], **fields: Any) -> StepCall:
     attempt = begin(StepSpec("step", fn=fn, **fields))
-    attempt.abandon()
+    attempt.fail()
     return StepCall.of(attempt, "job-1")
 
 
@@ -342,7 +342,7 @@ def test_a_step_that_writes_its_own_record_keeps_it() -> None:
 
 def test_a_step_without_a_function_has_no_call() -> None:
     attempt = begin(StepSpec("step", fn=lambda _: None))
-    attempt.abandon()
+    attempt.fail()
     attempt.step = StepSpec("step")  # type: ignore[misc]
 
     with pytest.raises(StepWithoutFunctionError):

@@ -69,4 +69,4 @@ def test_a_store_that_honours_them_is_asked_once(proxy: UnsteadyProxy) -> None:
     assert asked == 3
     assert puts_of_locks(proxy) == 4
     for attempt in (first, second):
-        attempt.abandon()
+        attempt.fail()

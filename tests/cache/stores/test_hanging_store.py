@@ -163,7 +163,7 @@ def test_committing_asks_no_second_time(proxy: UnsteadyProxy) -> None:
     fault = proxy.strike(Hanging())
     with pytest.raises(StoreTimeoutError, match=where(LOCK)):
         attempt.commit()
-    attempt.abandon()
+    attempt.fail()
     assert fault.hits == TRIES
     proxy.recover()
     assert read(RECORD) is None
@@ -207,7 +207,7 @@ def test_an_attempt_that_is_left_touches_no_foreign_lock(proxy: UnsteadyProxy) -
     with pytest.raises(StoreTimeoutError):
         attempt.commit()
     proxy.recover()
-    attempt.abandon()
+    attempt.fail()
     assert holder() == "foreign-1"
     assert read(STATUS) == b"RUNNING"
 
