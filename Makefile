@@ -37,9 +37,10 @@ test: check debian ## Everything that CI runs
 	@$(MAKE) --no-print-directory --jobs=2 --old-file=env --old-file=debian \
 		unit interop lowest servers python313
 
-check: env ## Lint, formatting and types
+check: env ## Lint, layers, formatting and types
 	$(run) ruff check .
 	$(run) ruff format --check .
+	$(run) lint-imports
 	$(run) mypy
 
 # These compute: a worker for each of two cores.

@@ -5,7 +5,6 @@ objects are accepted wherever a request is read.
 """
 
 import dataclasses
-import re
 from collections.abc import Sequence
 from dataclasses import InitVar, dataclass, field
 from typing import Any
@@ -23,18 +22,6 @@ from marin_dagster.steps.devices import (
     tpu_machines,
 )
 
-_UNITS = ("k", "m", "g", "t", "p", "e")
-_WORDS = ("kilo|kibi", "mega|mebi", "giga|gibi", "tera|tebi", "peta|pebi", "exa|exbi")
-_SIZE = re.compile(
-    r"(?P<number>\d+(?:\.\d+)?)\s*(?:b|bytes?|"
-    + "|".join(
-        f"(?P<{unit}>{unit}(?:i?bs?|i)?|(?:{words})bytes?)"
-        for unit, words in zip(_UNITS, _WORDS, strict=True)
-    )
-    + ")?",
-    re.IGNORECASE,
-)
-
 
 def parse_size(text: str) -> int:
     """Bytes in a size like ``4g``, ``512 MiB`` or ``1.5 terabytes``, as Fray reads them: every
@@ -43,12 +30,15 @@ def parse_size(text: str) -> int:
     Raises:
         ResourceError: the text is not a size, or the size is zero.
     """
-    match = _SIZE.fullmatch(text.strip()) if isinstance(text, str) else None
-    power = next((n for n, unit in enumerate(_UNITS, 1) if match and match[unit]), 0)
-    size = int(float(match["number"]) * 1024**power) if match else 0
+    import humanfriendly  # takes a while, and only whoever defines steps needs it
+
+    try:
+        size = humanfriendly.parse_size(text, binary=True) if isinstance(text, str) else 0
+    except humanfriendly.InvalidSize:
+        size = 0
     if size <= 0:
         raise ResourceError(f"{text!r} is not a size. Write for example '4g' or '512m'.")
-    return size
+    return int(size)
 
 
 @dataclass(frozen=True)

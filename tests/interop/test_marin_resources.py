@@ -96,7 +96,7 @@ def test_slices_that_fray_refuses_are_refused(tpu_type: Any) -> None:
         *("4G", "4 gb", " 4gb ", "4 GiB", "4gib", "0.5g", "1.1g", "1.5TB", "2t", "1 PB", "1pib"),
         # Fray also takes the units of Kubernetes, larger ones, and words.
         *("4Gi", "512Mi", "1Ti", "5 bytes", "1 byte", "4 gigabytes", "1 gigabyte", "3 GBs"),
-        *("2 kibibytes", "1E", "1EiB"),
+        *("2 kibibytes", "1E", "1EiB", "4 gigs"),
     ],
 )
 def test_sizes_are_read_as_fray_reads_them(size: str) -> None:
