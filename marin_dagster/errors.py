@@ -13,7 +13,7 @@
     │   └── FingerprintMismatchError       a recipe is not the one that its handle expects
     ├── ResourceError (ValueError)         a resource request that makes no sense
     ├── StoreError (OSError)               the store refused to read or write a file of the cache
-    │   └── StoreTimeoutError                 it gave no useful answer for a long time
+    │   └── StoreTimeoutError                 it did not answer in time
     ├── RecordError                        a record that is missing or cannot be read
     ├── LeaseLostError                     another worker took over the output while a step ran
     ├── RunnerError                        a runner cannot take a step, or did not finish it
@@ -90,7 +90,7 @@ class StoreError(MarinDagsterError, OSError):
 
 
 class StoreTimeoutError(StoreError):
-    """The store was asked again and again in vain; the next question would wait as long."""
+    """The store did not answer in time, after all retries; the next request would wait as long."""
 
 
 class RecordError(MarinDagsterError):

@@ -1,7 +1,7 @@
-"""``Hit`` and ``Attempt``: the two things that beginning a step can give.
+"""``Hit`` and ``Attempt``: the two outcomes of beginning a step.
 
-An attempt ends exactly once. Its files are written in Marin's order: status RUNNING, the function,
-the record, SUCCESS, and the lease is given back last.
+An attempt ends exactly once. As in Marin, the order is: status RUNNING, the function, the record,
+SUCCESS, and last the release of the lease.
 """
 
 import logging
@@ -38,7 +38,7 @@ class Hit:
     step: StepLike
     folder: OutputDir
     drift: Drift | None = None
-    """It was built by another recipe."""
+    """Set when it was built by another recipe."""
 
     @property
     def record(self) -> ArtifactRecord | None:
@@ -63,23 +63,23 @@ class Attempt:
     step: StepLike
     folder: OutputDir
     previous: Status | None = None
-    """What the status said before; None when it said nothing."""
+    """The status before this attempt; None without a valid one."""
     previous_at: datetime | None = None
-    """When that was written, unless it was SUCCESS; None when the store cannot say."""
+    """When that was written, unless it was SUCCESS; None when the store does not know."""
     left_by: Lease | None = None
-    """The lease of the worker that was found dead."""
+    """The expired lease of the previous worker."""
     begun_before: bool = False
-    """Somebody has begun this output before."""
+    """An earlier attempt has begun this output."""
     run: RunIdentity | None = None
     """The Dagster run that this attempt belongs to."""
     result: Any = None
     """What the function returned, when it ran in this process."""
     stands: bool = False
-    """The output was finished before, and nothing of this attempt has touched it yet."""
+    """The output was finished before, and this attempt has not touched it yet."""
     has_record: bool = False
-    """A worker elsewhere has written the record already."""
+    """The job has written the record already."""
     scaffold: tuple[str, ...] = ()
-    """Files beside the output that are removed once it is finished."""
+    """Files beside the output to remove once it is finished."""
     _lease: HeldLease = field(kw_only=True)
     _started: float = field(default_factory=time.monotonic)
     _mutex: threading.RLock = field(default_factory=threading.RLock)
@@ -88,23 +88,23 @@ class Attempt:
 
     @property
     def worker_id(self) -> str:
-        """Who this attempt is, in the lock file."""
+        """The attempt's id in the lock file."""
         return self._lease.worker_id
 
     @property
     def id(self) -> str:
-        """8 hex digits that no other attempt has."""
+        """8 hex digits, unique to this attempt."""
         return self.worker_id[-8:]
 
     @property
     def provenance(self) -> Provenance:
-        """What the record states about who builds the output."""
+        """The provenance for the record."""
         launch = launch_provenance()
         return launch if self.run is None else launch.in_run(self.run)
 
     @property
     def lost(self) -> LeaseLostError | None:
-        """Set once another worker was seen to hold the lease."""
+        """Set once another worker holds the lease."""
         return self._lease.lost
 
     @property
@@ -119,10 +119,9 @@ class Attempt:
         return rebuilding and not self._committed and self.lost is None
 
     def withdraw(self) -> None:
-        """Take SUCCESS back from an output that is finished already: the function begins.
+        """Change the status of a finished output from SUCCESS to RUNNING, as the function begins.
 
-        Until then the output stays as it is, so that an attempt that never gets there costs
-        nothing.
+        Until then the output stays finished, so an attempt that ends earlier leaves it intact.
 
         Raises:
             LeaseLostError: another worker took over, or the attempt has ended; nothing is written.
@@ -136,7 +135,8 @@ class Attempt:
                 self.stands = False
 
     def still_stands(self) -> bool:
-        """Whether the finished output of before is untouched: a job elsewhere withdraws it itself.
+        """Whether the earlier, finished output is still untouched. A job elsewhere withdraws it,
+        so this reads the status.
 
         Raises:
             StoreError: the store refused.
@@ -146,20 +146,20 @@ class Attempt:
         return self.stands
 
     def commit(self) -> ArtifactRecord:
-        """Finish: write the record, make sure that the lease still holds, write SUCCESS.
+        """Finish: write the record, check the lease, write SUCCESS.
 
         Returns:
-            The record, whoever wrote it.
+            The record, written here or by the function.
 
         Raises:
             LeaseLostError: another worker took over; neither its lock nor its status is touched.
             ResultError: a record cannot hold the result.
-            RecordError: the function should have written a record and did not, or not a readable
-                one.
-            StoreTimeoutError: the store does not answer; the attempt has been left as it is.
+            RecordError: the function should have written a record, but it is missing or
+                unreadable.
+            StoreTimeoutError: the store did not answer in time; see :meth:`leave`.
             StoreError: the store refused.
 
-        After any other of these the attempt has failed.
+        After any error but StoreTimeoutError, the attempt has failed.
         """
         with self._mutex:
             self._require_open()
@@ -168,7 +168,7 @@ class Attempt:
                 record = None
                 if not written:
                     record = step_record(self.step, self.result, self.provenance)
-                # Before the record, too: a new owner's record is not ours to overwrite.
+                # Before the record, too: a new owner may have written one.
                 self._lease.check()
                 self.withdraw()
                 if record is not None:
@@ -200,14 +200,14 @@ class Attempt:
             try:
                 self.folder.delete(name)
             except StoreError:
-                # The output is finished; what is left of its making does no harm.
+                # The output is finished; leftover files do no harm.
                 logger.exception("could not remove %s of %s", name, self.folder.url)
 
     def _own_record(self) -> ArtifactRecord:
         record = read_record(self.folder)
         if record is None:
             raise RecordError(
-                f"step {address(self.step)} states writes_record but left no {RECORD_FILE} "
+                f"step {address(self.step)} sets writes_record but left no {RECORD_FILE} "
                 f"in {self.folder.url}. Write it in the step's function."
             )
         return restate_provenance(self.folder, record, self.run)
@@ -239,19 +239,19 @@ class Attempt:
             self.give_back()
 
     def give_back(self) -> None:
-        """End without a word in the status: nothing was begun, or all has been said."""
+        """Release the lease and end the attempt; the status stays as it is."""
         self._ended = True
         try:
             self._lease.release()
         except Exception:
-            logger.exception("could not release the lease on %s; it runs out", self.folder.url)
+            logger.exception("could not release the lease on %s; it will expire", self.folder.url)
 
     def leave(self, error: StoreTimeoutError) -> None:
-        """End without another word to a store that does not answer: each would wait as long again.
+        """End without another request to a store that timed out: each would wait as long again.
 
-        What the store holds stays as it is; the lease is renewed no more and runs out, and the next
-        worker takes over.
+        The files stay as they are; the lease is no longer renewed and expires, and the next worker
+        takes over.
         """
         self._ended = True
         self._lease.drop()
-        logger.error("left %s as it is, its lease runs out: %s", self.folder.url, error)
+        logger.error("left %s as it is; its lease will expire: %s", self.folder.url, error)

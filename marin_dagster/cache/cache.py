@@ -11,8 +11,8 @@
                                           does nothing once the attempt has ended
     register(step, adopt)              begin, adopt and commit at once
 
-The order of the files and their formats are Marin's, so that either side serves, waits for and
-takes over what the other has built or left behind.
+The order of the files and their formats are Marin's, so both packages can serve, wait for and take
+over each other's outputs.
 """
 
 import logging
@@ -54,37 +54,37 @@ _WAIT_LOG_INTERVAL_S = 60.0
 
 
 class CacheState(Enum):
-    """What a look-up finds."""
+    """The result of a look-up."""
 
     HIT = "hit"
-    """Finished: would be served."""
+    """Finished, and would be served."""
     MISS = "miss"
-    """Nothing, or the remains of an attempt whose worker is gone."""
+    """Nothing, or the remains of an attempt whose worker is dead."""
     FAILED = "failed"
     """The last attempt failed."""
     RUNNING = "running"
     """A live worker is building it."""
     UNKNOWN = "unknown"
-    """The store refused to say, or the output is not what its handle expects."""
+    """The look-up failed, or the output is not what its handle expects."""
 
 
 @dataclass(frozen=True)
 class LookUp:
-    """One look at an output."""
+    """What a look-up found of an output."""
 
     state: CacheState
     finished: bool = False
-    """There is an output that dependents can read; a HIT, unless it is a ``dev`` version."""
+    """There is an output that dependents can read: a HIT, or a dev version."""
     owner: str | None = None
-    """Who is building it, when RUNNING."""
+    """The worker that is building it, when RUNNING."""
     drift: Drift | None = None
-    """When a HIT, that it was built by another recipe."""
+    """Set on a HIT that was built by another recipe."""
     error: MarinDagsterError | None = None
     """Why the output cannot be used or built, when UNKNOWN."""
     status: Status | None = None
-    """What the status file says; None when there is none."""
+    """The status; None without a valid one."""
     left_by: Lease | None = None
-    """The lease of a worker that is gone."""
+    """The expired lease of a dead worker."""
 
 
 @dataclass(frozen=True)
@@ -95,9 +95,9 @@ class StepCache:
     """How long leases live."""
 
     def look_up(self, step: StepLike) -> LookUp:
-        """What the store says about a step's output. Reads only.
+        """The state of a step's output in the store. Reads only.
 
-        A ``dev`` version is never a hit.
+        A dev version is never a hit.
 
         Raises:
             FingerprintMismatchError: it was built by another recipe than its handle expects.
@@ -149,20 +149,20 @@ class StepCache:
         wait: Callable[[float], Any] = time.sleep,
         log: Callable[[str], Any] = logger.info,
     ) -> Hit | Attempt:
-        """Serve the step's output, or get hold of it to build it.
+        """Serve the step's output, or acquire its lease to build it.
 
-        Waits while a live worker holds the output, and serves what that worker finishes. An output
-        that is RUNNING without a live lease is taken over at once. The status is read again once
-        the lease is won. Nothing is written before all dependencies are known to be finished, and a
-        finished output that is to be built again stays finished until :meth:`Attempt.withdraw`.
+        Waits while a live worker builds the output, then serves it. Takes over at once an output
+        that is RUNNING without a live lease. Reads the status again once it has the lease. Writes
+        nothing before all dependencies are finished; a finished output that is to be built again
+        stays finished until :meth:`Attempt.withdraw`.
 
         Args:
             step: the step.
             force: build even when the output is finished.
             retry_failed: build again when the last attempt failed.
-            hit_expected: the output was seen finished and its inputs were pruned; fail rather than
-                build without them.
-            run: the Dagster run that asks, for the record.
+            hit_expected: the output was finished and its inputs were pruned; fail rather than build
+                without them.
+            run: the Dagster run, for the record.
             warn: receives the drift of an output that is served; logs a warning when None.
             wait: waits for some seconds; may raise to stop waiting for another worker.
             log: receives a message now and then about the worker that this waits for.
@@ -207,7 +207,7 @@ class StepCache:
             if attempt is None:
                 continue
             try:
-                # Again, now that nobody else can change it.
+                # Again, now that no other worker can change it.
                 status = read_status(folder)
                 if status is Status.SUCCESS and not rebuild:
                     attempt.give_back()
@@ -271,7 +271,7 @@ class StepCache:
         try:
             keeper.hold(lease)
         except BaseException:
-            # A lease that nobody renews would make others wait for nothing.
+            # Others would wait for a lease that nothing renews.
             lock.release(worker_id)
             raise
         return Attempt(step, folder, _lease=lease)
@@ -329,5 +329,5 @@ def _dependency_status(dep: StepLike) -> Status | None:
     folder = OutputDir.at(dep.output_path)
     status = read_status(folder)
     if status is Status.SUCCESS and dep.hash_attrs.get("expected_fingerprint") is not None:
-        find_drift(dep, folder)  # raises: nothing may be built from what is not expected
+        find_drift(dep, folder)  # raises when the output is not the expected one
     return status

@@ -1,7 +1,7 @@
-"""What this package asks of the clients of object stores, where the user has not said otherwise.
+"""Defaults for the clients of object stores, where the user has not configured them.
 
-The clients' own defaults give up soon on a store that answers with errors for a while, and wait
-very long for one that does not answer at all.
+The clients' own defaults give up soon on a store that returns errors for a while, and wait very
+long for a store that does not answer.
 """
 
 from functools import lru_cache
@@ -13,7 +13,7 @@ of 100 cases and of 30 s in 97; the 4 that are its default outlast 10 s in 20. I
 has shorter pauses, but shares one budget of retries among all look-ups at once."""
 
 _GCS_READ_S = 15.0
-"""Seconds without a byte after which gcsfs asks again; it has no limit of its own. As in s3fs."""
+"""Seconds without a byte after which gcsfs retries, as in s3fs; its own default is no limit."""
 
 
 def options_for(url: str) -> dict[str, Any]:
@@ -37,14 +37,14 @@ def _configured(*schemes: str) -> dict[str, Any]:
 
 
 def _s3(configured: dict[str, Any]) -> dict[str, Any]:
-    # One request for a whole file. With more at once, s3fs asks for the size first, and when there
-    # is no such file it lists the folder, too.
+    # One request for a whole file. With a higher value, s3fs requests the size first, and lists
+    # the folder when the file is missing.
     options: dict[str, Any] = {}
     if "max_concurrency" not in configured:
         options["max_concurrency"] = 1
     stated = configured.get("config_kwargs") or {}
     if "retries" not in stated and _aws_attempts(configured.get("profile")) is None:
-        # A new dict each time: botocore changes the one that it is given.
+        # A new dict each time: botocore changes its argument.
         options["config_kwargs"] = {**stated, "retries": {"max_attempts": _S3_RETRIES}}
     return options
 
@@ -58,7 +58,7 @@ def _aws_attempts(profile: str | None) -> int | None:
     try:
         attempts: int | None = Session(profile=profile).get_config_variable("max_attempts")
     except ProfileNotFound:
-        # s3fs will say so, when it is used.
+        # s3fs raises this error itself.
         return None
     return attempts
 

@@ -1,8 +1,8 @@
 """Drift: an output of a lazy artifact that was built by another recipe than today's.
 
 The address of a lazy artifact is its name and version, so a changed recipe finds the old output
-there. It is served, with a warning that says what has changed; when the handle expects a
-fingerprint, it is an error. ``dev`` versions are built every time and cannot drift. As in Marin.
+there. The cache serves it and warns of what has changed; if the handle expects a fingerprint, it
+raises an error. Dev versions are built every time and cannot drift. As in Marin.
 """
 
 import logging
@@ -27,22 +27,22 @@ class Drift:
     current: str
     """Fingerprint of today's recipe."""
     changes: str
-    """The fields that differ, one on each line; empty when the record does not tell."""
+    """The fields that differ, one on each line; empty when the record does not hold them."""
 
     @property
     def message(self) -> str:
         """What has changed, and what to do."""
-        # In one line: pages that show it lose line breaks.
+        # In one line: the pages that show it drop line breaks.
         changes = f" Changed: {'; '.join(self.changes.splitlines())}." if self.changes else ""
         return (
-            f"drift: it was built by the recipe {self.recorded}, which is {self.current} now. "
+            f"drift: it was built by the recipe {self.recorded}; the recipe is now {self.current}. "
             f"Give it a new version to build the new recipe.{changes}"
         )
 
 
 @dataclass(eq=False)
 class DriftLog:
-    """Warns of each drifted output once: in Python's logging, and in the log of a run."""
+    """Warns of each drifted output once, in Python's logging and in the log of a run."""
 
     _mutex: threading.Lock = field(default_factory=threading.Lock)
     _warned: set[tuple[str, bool]] = field(default_factory=set)
@@ -53,10 +53,10 @@ class DriftLog:
         Args:
             step: the step that is served.
             drift: what was found.
-            run_log: the log of the run that serves it, when there is one.
+            run_log: the log of the run that serves it, if any.
         """
         message = f"{address(step)} ({step.output_path}): {drift.message}"
-        # A run log can collect what Python's logging gets.
+        # A run log can include Python's logging.
         both = run_log is not None and _reaches(logger, run_log)
         if self._is_first(step, in_run=False):
             logger.warning(message)
@@ -84,7 +84,7 @@ def _reaches(source: logging.Logger, run_log: logging.Logger) -> bool:
 
 
 def find_drift(step: StepLike, folder: OutputDir) -> Drift | None:
-    """The drift of a finished output; None for any step that is no lazy artifact.
+    """The drift of a finished output; None for any other step than a lazy artifact.
 
     Raises:
         FingerprintMismatchError: it has drifted, and its handle expects a fingerprint.

@@ -1,8 +1,8 @@
-"""``find_outlook``: why steps would run, before any of them begins, and what they run for.
+"""``find_expected_reasons``: why steps would run, before any of them begins, and what they run for.
 
-A step's hash covers everything above it, so one changed attribute makes everything below run. The
-roots are the steps that changed themselves. They are found by following the records of earlier
-outputs upwards, also through steps that are finished by now.
+A step's hash covers everything upstream, so one changed attribute makes everything downstream run.
+The roots are the steps that changed themselves. To find them, this module follows the records of
+earlier outputs upstream, also through steps that are finished by now.
 """
 
 import logging
@@ -35,13 +35,13 @@ _Pair = tuple[str, str]
 
 @dataclass(frozen=True)
 class ExpectedReasons:
-    """What is known of steps that would run; all by output path."""
+    """Why steps would run; all by output path."""
 
     reasons: Mapping[str, Reasons] = field(default_factory=dict)
     """Why each would run."""
     roots: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """The steps whose own attributes, recipe or list of inputs changed, and that it runs for: in
-    the graph's order, itself among them where it changed itself."""
+    """The steps whose changed attributes, recipe or list of inputs make it run, in the graph's
+    order; the step itself may be one."""
 
 
 def find_expected_reasons(
@@ -50,13 +50,13 @@ def find_expected_reasons(
     earlier: PreviousOutputs,
     last: Mapping[str, LastBuild],
 ) -> ExpectedReasons:
-    """Why steps would run. Reads only, many steps at a time, and never raises.
+    """Why steps would run. Reads only, in parallel, and never raises.
 
     Args:
         graph: the steps.
-        looks: what a look-up has found of each step that would run, by output path.
+        looks: the look-up of each step that would run, by output path.
         earlier: the run's view of earlier outputs.
-        last: what the scheduler remembers of steps, by output path.
+        last: the last outputs in the scheduler's records, by output path.
     """
 
     def why(path: str) -> Reasons:
@@ -71,8 +71,8 @@ def find_expected_reasons(
         reasons = map_parallel(why, {path: path for path in graph.steps if path in looks})
         return ExpectedReasons(reasons, _roots(graph, reasons, earlier))
     except Exception:
-        # Each filesystem has errors of its own, and records are written by others.
-        logger.debug("no outlook", exc_info=True)
+        # Each filesystem raises its own errors, and others write records.
+        logger.debug("no expected reasons", exc_info=True)
         return ExpectedReasons()
 
 
@@ -121,9 +121,9 @@ def _roots(
 
 
 def _changed_inputs(record: ArtifactRecord, step: StepLike) -> Iterator[_Pair]:
-    """The inputs of a step that are others than the record's, each with the one that it replaces.
+    """The inputs of a step that differ from the record's, each with the one that it replaces.
 
-    None of a lazy artifact: its recipe names the versions that it reads, so it changes itself.
+    Empty for a lazy artifact: its recipe names the versions of its inputs, so it changes itself.
     """
     if artifact_version(step) is not None or len(record.deps) != len(record.dep_paths):
         return

@@ -1,4 +1,4 @@
-"""One thread that has every lease of this process renewed."""
+"""One thread that starts the renewal of every lease of this process."""
 
 import contextvars
 import logging
@@ -25,21 +25,21 @@ class HeldLease:
     worker_id: str
     timing: LeaseTiming
     lost: LeaseLostError | None = None
-    """Set once another worker was seen to hold it."""
+    """Set once another worker holds it."""
     _dropped: bool = False
     _away: tuple[float, StoreTimeoutError] | None = None
-    """When the last renewal without an answer ended, and its error."""
+    """When the last renewal timed out, and its error."""
     _due: float = 0.0
-    """When to renew next; infinite while that is under way, and once it is lost."""
+    """When to renew next; infinite during a renewal, and once the lease is lost."""
     _retry_s: float = _FIRST_RETRY_S
     _mutex: threading.Lock = field(default_factory=threading.Lock)
 
     def check(self) -> None:
-        """Make sure that the lease is still this worker's, by renewing it.
+        """Renew the lease, to make sure that it is still this worker's.
 
         Raises:
             LeaseLostError: it is not.
-            StoreTimeoutError: the store does not answer, to this or to the renewal under way.
+            StoreTimeoutError: the store did not answer this renewal, or the one that it waited for.
             StoreError: the store refused.
         """
         asked = time.monotonic()
@@ -49,17 +49,17 @@ class HeldLease:
             self._check()
 
     def release(self) -> None:
-        """Stop renewing and give the lease back; a foreign lock stays.
+        """Stop renewing and release the lease; another worker's lock stays.
 
         Raises:
-            StoreError: the store refused; the lease runs out.
+            StoreError: the store refused; the lease expires.
         """
         self.drop()
         with self._mutex:
             self.lock.release(self.worker_id)
 
     def drop(self) -> None:
-        """Stop renewing and let the lease run out. Does not wait for a renewal under way."""
+        """Stop renewing and let the lease expire. Does not wait for a renewal in progress."""
         self._dropped = True
         keeper.drop(self)
 
@@ -67,7 +67,7 @@ class HeldLease:
         """Renew once and set when to do so again; called by the keeper."""
         try:
             with self._mutex:
-                # Dropped since the keeper chose it: what is gone is not lost.
+                # Unless dropped since the keeper chose it: then a missing lock is no loss.
                 if not self._dropped:
                     self._check()
         except LeaseLostError as error:
@@ -96,17 +96,17 @@ class HeldLease:
 
 
 class LeaseKeeper:
-    """Has leases renewed by one daemon thread, which lives only while there is one to renew.
+    """Renews leases from one daemon thread, which exists only while there is a lease to renew.
 
-    Each renewal has a short-lived thread of its own: a store that does not answer must not hold up
-    the leases in others.
+    Each renewal runs in its own short-lived thread, so that a store that does not answer cannot
+    delay the leases in other stores.
     """
 
     def __init__(self) -> None:
         self.forget()
 
     def forget(self) -> None:
-        """Start anew, with no lease and no thread."""
+        """Reset to no lease and no thread."""
         self._changed = threading.Condition()
         self._held: set[HeldLease] = set()
         self._thread: threading.Thread | None = None
@@ -119,14 +119,14 @@ class LeaseKeeper:
         """
         with self._changed:
             if self._thread is None:
-                # It waits for the mutex, and finds the lease when it has it.
+                # The thread waits for the mutex, then finds the lease.
                 self._thread = _start("marin-lease-keeper", self._run)
             lease._due = time.monotonic() + lease.timing.refresh_s
             self._held.add(lease)
             self._changed.notify()
 
     def drop(self, lease: HeldLease) -> None:
-        """Renew ``lease`` no more."""
+        """Stop renewing ``lease``."""
         with self._changed:
             self._held.discard(lease)
             self._changed.notify()
@@ -146,7 +146,7 @@ class LeaseKeeper:
             try:
                 _start("marin-lease-renewal", self._renew, lease)
             except RuntimeError:
-                # This process may have no more threads.
+                # The process is at its limit of threads.
                 self._renew(lease)
 
     def _renew(self, lease: HeldLease) -> None:
@@ -156,7 +156,7 @@ class LeaseKeeper:
 
 
 def _start(name: str, target: Callable[..., Any], *args: Any) -> threading.Thread:
-    # In an empty context: what it logs is not of the step that happened to be first.
+    # In an empty context, so that its logs are not attributed to the step that started it.
     thread = threading.Thread(
         target=contextvars.Context().run, args=(target, *args), name=name, daemon=True
     )

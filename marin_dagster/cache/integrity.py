@@ -1,4 +1,4 @@
-"""Whether what lies beside a finished output agrees with the step that declares it."""
+"""Whether the files beside a finished output agree with the step that declares it."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -25,24 +25,24 @@ class Integrity:
 
     status: Status | None
     faults: tuple[str, ...] = ()
-    """What does not agree with the step, when the output is finished."""
+    """How a finished output disagrees with the step."""
     drift: Drift | None = None
-    """When it is finished, that it was built by another recipe."""
+    """Set when a finished output was built by another recipe."""
 
 
 def check_integrity(step: StepLike) -> Integrity:
     """Compare the files beside a finished output with the step that declares it. Reads only.
 
     The record must be there, be readable, and name this step, its attributes and its dependencies;
-    a lazy artifact's must have the fingerprint that its handle expects. Of older forms of a record
-    only what they tell is compared.
+    a lazy artifact's must have the fingerprint that its handle expects. Older forms of a record are
+    compared by the fields that they have.
 
     Args:
-        step: a step that runs build; who made other data may have kept no record, or another's.
+        step: a step that runs build; other data may have no record, or that of another step.
 
     Raises:
         StoreTimeoutError: the store did not answer.
-        StoreError: the store refused to tell the status.
+        StoreError: the store refused to read the status.
     """
     folder = OutputDir.at(step.output_path)
     status = read_status(folder)
@@ -51,11 +51,11 @@ def check_integrity(step: StepLike) -> Integrity:
     try:
         record = read_record(folder)
         if record is None:
-            missing = f"{STATUS_FILE} says SUCCESS, and there is no {RECORD_FILE}."
+            missing = f"{STATUS_FILE} holds SUCCESS, but {RECORD_FILE} is missing."
             return Integrity(status, (missing,))
         faults = tuple(_differences(step, record))
         if faults and folder.read(RECORD_FILE) is None:
-            # The form before records: its attributes and paths were those of another time.
+            # An .executor_info from before records: its attributes and paths may be outdated.
             faults = faults if record.name != step.name else ()
         return Integrity(status, faults, drift_from(step, folder, record))
     except StoreTimeoutError:
@@ -68,16 +68,16 @@ def _differences(step: StepLike, record: ArtifactRecord) -> Iterator[str]:
     version = artifact_version(step)
     # Older forms leave fields out.
     if record.name and record.name != step.name:
-        yield f"{RECORD_FILE} is of the step {shorten(repr(record.name))}."
+        yield f"{RECORD_FILE} belongs to the step {shorten(repr(record.name))}."
     if record.version and record.version != version:
-        yield f"{RECORD_FILE} is of the version {shorten(repr(record.version))}."
+        yield f"{RECORD_FILE} belongs to the version {shorten(repr(record.version))}."
     if version is None and step.writes_record:
-        return  # what it keeps there is its own business
+        return  # its function decides what the record holds
     if version is None and record.config is not None:
         declared = as_recorded(step.hash_attrs)
         if record.config != declared:
-            told = "; ".join(limit_lines(changes(record.config, declared)))
-            yield f"{RECORD_FILE} has other attributes than the step, recorded -> declared: {told}."
+            diff = "; ".join(limit_lines(changes(record.config, declared)))
+            yield f"{RECORD_FILE} has other attributes than the step, recorded -> declared: {diff}."
     deps = list(step.dep_names if version is None else step.hash_attrs.get("deps", ()))
     if record.name and sorted(record.deps) != sorted(deps):
         recorded, declared_deps = Counter(record.deps), Counter(deps)

@@ -3,7 +3,7 @@
 The file is Marin's: JSON with exactly ``worker_id`` and ``timestamp``. On local disk every change
 happens under ``flock`` on the file itself, as Marin does; ``object_lock`` does the same in buckets
 with conditional puts; elsewhere a worker writes, waits until writes have settled, and reads back
-who won.
+which worker won.
 """
 
 import fcntl
@@ -40,10 +40,10 @@ class LeaseTiming:
 
 @dataclass(frozen=True)
 class Lease:
-    """What a lock file says."""
+    """The content of a lock file."""
 
     worker_id: str
-    """Who holds it."""
+    """Its holder."""
     timestamp: float
     """When it was last renewed, in seconds since the epoch by the holder's clock."""
 
@@ -59,16 +59,16 @@ def new_lease(worker_id: str) -> Lease:
 def new_worker_id() -> str:
     """An id for one attempt: host, process and 8 random hex digits.
 
-    Marin's host and thread id is the same in forked processes; two holders must never look alike.
+    Marin's host and thread id is the same in forked processes; every holder needs a unique id.
     """
     return f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
 
 
 def parse_lease(content: bytes | None) -> Lease | None:
-    """The lease in a lock file; None without one. An empty file is no lock, as in Marin.
+    """The lease in a lock file; None without one, or in an empty file, as in Marin.
 
-    Unreadable content counts as held by someone unknown until it has stood unchanged for as long
-    as a lease lives: a foreign file must not stop everyone for ever, nor be trampled at once.
+    Unreadable content is treated as the lease of an unknown worker until it has been unchanged for
+    ``stale_s``: a foreign file must neither block workers for ever nor be overwritten at once.
     """
     if not content or not content.strip():
         return None
@@ -87,11 +87,11 @@ def format_lease(lease: Lease) -> bytes:
 
 @dataclass
 class LeaseWatch:
-    """One reader's view of another worker's lease, to tell a live holder from a dead one.
+    """One reader's view of another worker's lease, to distinguish a live holder from a dead one.
 
     A lease is stale when its timestamp is older than ``stale_s``, as in Marin, unless this reader
-    has seen it renewed in that time (the clocks disagree). A timestamp from the future says
-    nothing: such a lease is stale once this reader has seen it unchanged for ``stale_s``.
+    has seen it renewed in that time (the clocks differ). A timestamp from the future is
+    ignored: such a lease is stale once this reader has seen it unchanged for ``stale_s``.
     """
 
     timing: LeaseTiming
@@ -115,7 +115,7 @@ class Lock(Protocol):
     """The lock file of one output on one kind of store."""
 
     def read(self) -> Lease | None:
-        """Who holds the lock, if anyone."""
+        """The lease in the lock file, if any."""
         ...
 
     def acquire(self, worker_id: str, watch: LeaseWatch) -> bool:
@@ -127,7 +127,7 @@ class Lock(Protocol):
         ...
 
     def release(self, worker_id: str) -> None:
-        """Give the lock back if it is this worker's; a foreign lock stays."""
+        """Remove the lock if it is this worker's; another worker's lock stays."""
         ...
 
 
@@ -264,7 +264,7 @@ def _locked(path: str, flags: int, operation: int) -> Iterator[int]:
         try:
             yield descriptor
         finally:
-            # Closing is not enough: a process forked meanwhile shares the lock until told.
+            # Closing is not enough: a process forked meanwhile shares the lock until it is freed.
             fcntl.flock(descriptor, fcntl.LOCK_UN)
     finally:
         os.close(descriptor)

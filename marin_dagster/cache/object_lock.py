@@ -1,10 +1,9 @@
 """The lock file on object stores, changed by conditional puts only.
 
 S3 compares ETags and Google Cloud Storage generations, as Marin does on the same object, so two
-workers can never hold one lease. Some servers that speak S3 take such a put and ignore its
-condition: the first lease that a process acquires in a bucket shows it, and such a bucket is
-refused. The puts go through obstore; where to and with which credentials is read off the fsspec
-filesystem that serves the data, so there is nothing to configure twice.
+workers can never hold one lease. Some S3-compatible servers ignore the condition of a put: the
+first lease that a process acquires in a bucket tests this, and such a bucket is refused. obstore
+sends the puts, with the endpoint and credentials of the fsspec filesystem that serves the data.
 """
 
 from collections.abc import Callable
@@ -32,7 +31,7 @@ _NO_VERSION = {"e_tag": f'"{"0" * 32}"'}
 """A version that no object has."""
 _CREDENTIALS_LIVE = timedelta(minutes=10)
 _TIMEOUTS = {"connect_timeout": "5s", "timeout": "15s"}
-"""Short: a renewal whose first try hangs is to succeed well before the lease runs out."""
+"""Short, so that a renewal whose first try hangs succeeds well before the lease expires."""
 _RETRIES: Any = {
     "max_retries": 100,
     "retry_timeout": timedelta(seconds=45),
@@ -42,8 +41,8 @@ _RETRIES: Any = {
         "base": 3,
     },
 }
-"""A store that is away for a while is asked again, with growing pauses, before a step fails. The
-time limits it, not the number of tries: their pauses are random, 8 of them took 7 to 10 s."""
+"""While a store is unavailable, obstore retries with growing pauses before the step fails. The time
+is the limit, not the number of tries: their pauses are random, 8 of them took 7 to 10 s."""
 
 
 @dataclass(frozen=True)
@@ -76,11 +75,11 @@ class ObjectLock:
     def _prove_conditions(self, worker_id: str) -> None:
         """Raise unless the bucket refuses puts whose condition does not hold.
 
-        The lock file is there, since this worker holds the lease: it can neither be created nor
-        have a version that no object has.
+        This worker holds the lease, so the lock file exists: a put that creates it must fail, and
+        so must a put over a version that no object has.
         """
         for version, condition in ((None, "If-None-Match"), (_NO_VERSION, "If-Match")):
-            # Twice: somebody may have removed the folder meanwhile.
+            # Twice: the folder may have been removed meanwhile.
             if all(self._put(new_lease(worker_id), version) for _ in range(2)):
                 raise StoreError(
                     f"the store ignores conditional puts ({condition}), so that two workers could "
@@ -99,20 +98,19 @@ class ObjectLock:
             bucket, key = self._object()
 
             def delete() -> None:
-                # Gone already when only the answer to the first try was lost.
+                # Missing if the first try deleted it and only its answer was lost.
                 with suppress(FileNotFoundError):
                     bucket.store.delete(key)
 
             self._ask("delete", delete)
 
     def _holds(self, worker_id: str) -> bool:
-        # Asked again after a put that was refused, too: its first try may have arrived, and only
-        # the answer been lost.
+        # Also after a refused put: its first try may have succeeded, and only its answer been lost.
         lease = self.read()
         return lease is not None and lease.worker_id == worker_id
 
     def _get(self) -> tuple[bytes | None, dict[str, str] | None]:
-        """The lock file and its version, as the next conditional put wants it."""
+        """The lock file and its version, for the next conditional put."""
         bucket, key = self._object()
 
         def get() -> tuple[bytes | None, dict[str, str] | None]:
@@ -151,7 +149,7 @@ class ObjectLock:
 
 
 def serves(fs: Any) -> bool:
-    """Whether the filesystem is a bucket that knows conditional puts."""
+    """Whether the filesystem is a bucket that supports conditional puts."""
     return _scheme(fs) in ("s3", "gs")
 
 
@@ -165,7 +163,7 @@ def _scheme(fs: Any) -> str:
 
 @dataclass(eq=False)
 class _Bucket:
-    """One bucket, as this process reaches it."""
+    """One bucket, as this process accesses it."""
 
     store: Any
     """obstore's."""
@@ -185,7 +183,7 @@ def _bucket(fs: Any, bucket: str) -> _Bucket:
         ) from error
     if _scheme(fs) == "s3":
         return _Bucket(S3Store(bucket, retry_config=_RETRIES, **_s3_settings(fs, bucket)))
-    # One provider, which honours conditions.
+    # Google's service honours conditions.
     return _Bucket(GCSStore(bucket, retry_config=_RETRIES, **_gcs_settings(fs)), proven=True)
 
 
@@ -212,7 +210,7 @@ def _s3_settings(fs: Any, bucket: str) -> dict[str, Any]:
     if fs.anon:
         settings["skip_signature"] = True
     elif fs.key and fs.secret:
-        # As a provider: given one by one, a token of the environment would join another's key.
+        # As a provider: with single settings, obstore would add a token from the environment.
         settings["credential_provider"] = lambda: {
             "access_key_id": fs.key,
             "secret_access_key": fs.secret,
@@ -225,7 +223,7 @@ def _s3_settings(fs: Any, bucket: str) -> dict[str, Any]:
 
 
 def _s3_policies(fs: Any) -> dict[str, Any]:
-    """What a bucket's policy may ask of every request, as it is set for s3fs."""
+    """Settings of s3fs that a bucket's policy may require of every request."""
     extra = fs.s3_additional_kwargs or {}
     names = {
         "ServerSideEncryption": "server_side_encryption",
@@ -251,7 +249,7 @@ def _botocore_credentials(profile: str | None) -> Callable[[], dict[str, Any]]:
             "access_key_id": frozen.access_key,
             "secret_access_key": frozen.secret_key,
             "token": frozen.token,
-            # botocore refreshes them in time by itself; ask it again before long.
+            # botocore refreshes them in time; obstore must ask it again soon.
             "expires_at": datetime.now(UTC) + _CREDENTIALS_LIVE,
         }
 
@@ -272,11 +270,14 @@ def _gcs_settings(fs: Any) -> dict[str, Any]:
 
 
 def _google_token(credentials: Any) -> Callable[[], dict[str, Any]]:
-    """The token that gcsfs uses, renewed when it has run out."""
+    """The token that gcsfs uses, refreshed when it has expired.
+
+    obstore's GoogleCredentialProvider refreshes every time, which fails for a fixed access token.
+    """
 
     def current() -> dict[str, Any]:
         if credentials is None:
-            # An emulator takes any; without one, puts would ask for the machine's identity.
+            # An emulator accepts any; without one, obstore would look for the machine's identity.
             return {"token": "anonymous", "expires_at": None}
         if not credentials.valid:
             from google.auth.transport.requests import Request

@@ -1,4 +1,4 @@
-"""One question about many things: in turn while the answers are quick, else in threads."""
+"""``map_parallel``: one after another while each look-up is quick, else in threads."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -10,15 +10,15 @@ S = TypeVar("S")
 T = TypeVar("T")
 
 WIDTH = 32
-"""How many things are looked at at once."""
+"""The number of threads."""
 
 _WORTH_A_THREAD_S = 0.002
-"""A look that takes longer waits for something. On local disk threads only get in each other's way:
-1,000 looks take 0.04 s in one and 0.2 s in 32."""
+"""A look-up that takes longer waits for a network. On local disk threads only slow each other down:
+1,000 look-ups take 0.04 s in one thread and 0.2 s in 32."""
 
 
 def map_parallel(look: Callable[[S], T], things: Mapping[K, S]) -> dict[K, T]:
-    """``look`` of each thing, under its key, in the order of ``things``."""
+    """``look`` of each thing, by key, in the order of ``things``."""
     found: dict[K, T] = {}
     waiting = iter(things.items())
     for key, thing in waiting:

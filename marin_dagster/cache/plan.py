@@ -1,4 +1,4 @@
-"""``plan_from_cache``: what must run of a graph, by what the store says right now."""
+"""``plan_from_cache``: which steps of a graph must run, by the current state of the store."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -13,18 +13,17 @@ from marin_dagster.steps.text import summarize
 
 @dataclass(frozen=True)
 class CachePlan:
-    """What becomes of the selected steps, and what was seen of them; all by output path."""
+    """The decision about the selected steps, and their look-ups; all by output path."""
 
     run: RunPlan
-    """The decision. A step that the store does not tell of is among its hits: what is unknown must
-    not set its inputs going."""
+    """The decision. It lists steps in an unknown state as hits, so that their inputs do not run."""
     found: Mapping[str, LookUp]
-    """The selected steps and what they read."""
+    """Look-ups of the selected steps and their inputs."""
     unknown: Mapping[str, MarinDagsterError]
-    """Steps of ``found`` that the store does not tell of, or that cannot be used, and why."""
+    """Steps of ``found`` that could not be looked up or cannot be used, with the error."""
 
     def below(self, graph: StepGraph, paths: Collection[str]) -> frozenset[str]:
-        """Those of the steps that must run that read any of ``paths``, directly or not."""
+        """The steps that must run and that read any of ``paths``, directly or indirectly."""
         lost = set(paths)
         for path in graph.steps:
             if path in self.run.run and not lost.isdisjoint(graph.dependencies(path)):
@@ -40,7 +39,7 @@ def plan_from_cache(
     required: Collection[str] = (),
     forced: Collection[str] = (),
 ) -> CachePlan:
-    """Look the selected steps and what they read up, all at once, and decide what must run.
+    """Look up the selected steps and their inputs, in parallel, and decide what must run.
 
     Args:
         cache: where to look.
@@ -56,7 +55,7 @@ def plan_from_cache(
     found = cache.look_up_many(steps.values())
     unknown = {path: look.error for path, look in found.items() if look.error is not None}
     built = {path for path, look in found.items() if look.state is CacheState.HIT}
-    # Adopted data is registered by the first step that reads it.
+    # The first step that reads adopted data registers it.
     finished = {
         path
         for path, look in found.items()
@@ -74,7 +73,7 @@ def plan_from_cache(
 
 
 def blocked_message(graph: StepGraph, path: str, missing: Collection[str]) -> str:
-    """Which inputs keep a step from running, and what to do; of many, it names 5 of each kind.
+    """Which inputs keep a step from running, and what to do. Names at most 5 of each kind.
 
     Args:
         graph: the steps.
@@ -94,7 +93,7 @@ def blocked_message(graph: StepGraph, path: str, missing: Collection[str]) -> st
     if external:
         needs = summarize(f"{graph.steps[dep].name!r} ({dep})" for dep in external)
         reasons.append(
-            f"needs {needs}, which has no successful output and is built by no run. Put its data "
-            f"there, with SUCCESS in its {STATUS_FILE}."
+            f"needs {needs}, which has no successful output and which no run builds. Put its "
+            f"data there, with SUCCESS in its {STATUS_FILE}."
         )
     return f"step {address(step)} ({path}) {' It also '.join(reasons)}"

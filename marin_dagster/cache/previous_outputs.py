@@ -1,4 +1,4 @@
-"""Earlier outputs: what lies in the store under a step's name but another hash or version."""
+"""Earlier outputs: those in the store with a step's name but another hash or version."""
 
 import logging
 import threading
@@ -20,30 +20,30 @@ logger = logging.getLogger(__name__)
 
 _HASH_DIGITS = 8
 _MOST_DATED = 32
-"""Of many outputs, the time is asked of so many, the last by name."""
+"""At most this many outputs are compared by time: the last by name."""
 _MOST_READ = 3
 
 
 @dataclass(frozen=True)
 class PreviousOutput:
-    """An earlier output, and what it was made from."""
+    """An earlier output and its record."""
 
     path: str
-    """Where it lies."""
+    """Its path."""
     record: ArtifactRecord
-    """What was built there."""
+    """Its record."""
 
 
 @dataclass(frozen=True)
 class Search:
-    """What a search for an earlier output came to."""
+    """The result of a search for an earlier output."""
 
     found: PreviousOutput | None = None
-    """The newest one that is finished and can be read."""
+    """The newest one that is finished and has a readable record."""
     unreadable: bool = False
-    """There may be some, but the store or their records could not be read."""
+    """There may be some, but the store or a record could not be read."""
     in_graph: bool = False
-    """There are others of this name, but they are steps of the same graph."""
+    """The others of this name are all steps of the same graph."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class _Listing:
     hashes: Mapping[str, list[str]]
     """Folders ``name_hash``, by name."""
     versions: list[str]
-    """Folders that are called like a version."""
+    """Folders with the name of a version."""
 
 
 @dataclass(eq=False)
@@ -64,11 +64,11 @@ class PreviousOutputs:
     _breaker: CircuitBreaker = field(default_factory=CircuitBreaker)
 
     def at(self, path: str, step: StepLike) -> PreviousOutput | None:
-        """The output at a path, if it was built for a step of this name.
+        """The output at a path, if its record names this step.
 
         Raises:
             RecordError: its record cannot be read.
-            StoreError: the store refused, or has not answered before.
+            StoreError: the store refused, or timed out before.
         """
         with self._breaker.asking(path):
             record = read_record(OutputDir.at(path))
@@ -79,12 +79,12 @@ class PreviousOutputs:
         )
 
     def newest(self, step: StepLike, folder: OutputDir, but: Container[str]) -> Search:
-        """The newest finished output of the step's name beside its own.
+        """The newest other finished output with the step's name, in the same folder.
 
         Args:
             step: the step.
             folder: its output.
-            but: output paths that do not count, such as of other steps of the graph.
+            but: output paths to ignore, such as those of other steps of the graph.
         """
         base = folder.url.removesuffix(folder.url.rstrip("/").rpartition("/")[2])
         try:

@@ -1,7 +1,7 @@
-"""Who built an output, from which commit, when, and with which command line or in which run.
+"""Which user built an output, from which commit, when, and by which command line or run.
 
-Records are read by many, so nothing here holds a credential: command line, remote and what a launch
-has published are scrubbed.
+Many people read records, so credentials are removed from the command line, the git remote and
+``MARIN_PROVENANCE``.
 """
 
 import functools
@@ -28,7 +28,7 @@ PROVENANCE_VARIABLE = "MARIN_PROVENANCE"
 """Environment variable with a launch's provenance as JSON, which Marin sets in remote jobs."""
 
 _REQUIRED = {"tree_hash", "base_commit", "dirty"}
-"""Fields without which Marin takes a published provenance for malformed."""
+"""Fields without which Marin rejects a published provenance as malformed."""
 
 _GIT_TIMEOUT_S = 30
 
@@ -40,12 +40,12 @@ class RunIdentity:
     job_name: str
     run_id: str
     from_script: bool = False
-    """The run's process is the user's own script, whose command line is worth keeping."""
+    """The run's process is the user's script, so its command line is worth recording."""
 
 
 @dataclass(frozen=True)
 class Provenance:
-    """Where an output comes from, with Marin's fields. Unknown git facts are empty."""
+    """Where an output comes from, with Marin's fields. Unknown git fields are empty."""
 
     tree_hash: str = ""
     """Short git hash of the tracked content of the working tree."""
@@ -73,10 +73,10 @@ class Provenance:
         return replace(self, **clean, command_line=tuple(scrub_arguments(self.command_line)))
 
     def in_run(self, run: RunIdentity) -> "RunProvenance":
-        """The same for what a Dagster run builds.
+        """The same for an output that a Dagster run builds.
 
-        The command line of a run worker is Dagster's own: it says nothing of the launch, and holds
-        the configuration of the instance. The run's identity takes its place.
+        Dagster starts run workers, with the configuration of the instance in the command line. The
+        run's identity takes its place.
         """
         known = {one.name: getattr(self, one.name) for one in fields(Provenance)}
         if not run.from_script:
@@ -84,13 +84,13 @@ class Provenance:
         return RunProvenance(**known, dagster_job=run.job_name, dagster_run_id=run.run_id)
 
     def to_json(self) -> str:
-        """As ``MARIN_PROVENANCE`` holds it, for this package and for Marin."""
+        """The value of ``MARIN_PROVENANCE``, for this package and for Marin."""
         return json.dumps(asdict(self))
 
 
 @dataclass(frozen=True)
 class RunProvenance(Provenance):
-    """Provenance of what a Dagster run has built. Marin's readers pass over what is added here."""
+    """Provenance of an output that a Dagster run has built. Marin ignores the added fields."""
 
     dagster_job: str = field(kw_only=True)
     """Name of the run's job."""
@@ -99,7 +99,7 @@ class RunProvenance(Provenance):
 
 
 AnyProvenance = Annotated[RunProvenance | Provenance, Field(union_mode="left_to_right")]
-"""What a record holds: the former where it names a run."""
+"""The provenance in a record: the former when it names a run."""
 
 _PUBLISHED: TypeAdapter[RunProvenance | Provenance] = TypeAdapter(AnyProvenance)
 
@@ -109,14 +109,14 @@ _of_this_build: ContextVar[Provenance | None] = ContextVar("marin_dagster_proven
 
 
 def launch_provenance() -> Provenance:
-    """What to record of a build: what the caller of the step's function says, else this process's.
+    """The provenance to record: that of :func:`built_as`, else this process's.
 
-    That is what ``MARIN_PROVENANCE`` says, else git's; asked once. Never raises: outside a
-    checkout, or without git, the git fields stay empty.
+    The latter comes from ``MARIN_PROVENANCE``, else from git, and is read once. Never raises:
+    outside a checkout, or without git, the git fields stay empty.
     """
     if (given := _of_this_build.get()) is not None:
         return given
-    # functools.cache alone lets threads that come at once all ask git.
+    # With functools.cache alone, threads that call at once would all run git.
     with _capturing:
         return _capture_once()
 
@@ -158,17 +158,17 @@ def _from_git() -> Provenance:
 
 
 def _tracked_tree() -> str:
-    """The tree of the tracked content that runs, whether committed or not.
+    """The tree of the tracked content, committed or not.
 
-    The same hash as Marin's, which asks ``git stash create``. That locks the index, and when it is
-    interrupted the lock stays and stops the user's next commit; a copy of the index does not.
+    The same hash as Marin's, which runs ``git stash create``. That locks the index, and if it is
+    interrupted, the lock stays and blocks the user's next commit; a copy of the index does not.
     """
     index = _git("rev-parse", "--git-path", "index")
     if not index or not _git("rev-parse", "--verify", "-q", "HEAD"):
         return ""
-    # A full temporary folder costs the hash, and not the hours of work that ask for it.
+    # If the temporary folder is full, only the hash is lost, not hours of work.
     with suppress(OSError), tempfile.TemporaryDirectory() as folder:
-        # With its time: git compares it with the files' to find changes within one clock tick.
+        # With its time: git compares it with the files' times to find changes in one clock tick.
         copy = shutil.copy2(index, folder) if os.path.exists(index) else f"{folder}/index"
         _git("add", "--update", ":/", index=copy)
         return _git("rev-parse", "--short", _git("write-tree", index=copy))
@@ -176,7 +176,7 @@ def _tracked_tree() -> str:
 
 
 def _git(*arguments: str, index: str | None = None) -> str:
-    """What git says, or nothing where it has nothing to say or is not there."""
+    """git's output; empty when it fails or is not installed."""
     environment = {**os.environ, "GIT_OPTIONAL_LOCKS": "0"}
     if index is not None:
         environment["GIT_INDEX_FILE"] = index

@@ -1,7 +1,7 @@
-"""Why a step runs: what differs from its earlier output, and what became of its last attempt.
+"""Why a step runs: what differs from its earlier output, and how its last attempt ended.
 
-The story is told in its order: what asked for the step, what has changed, what happened since.
-Whatever cannot be read is said to be unknown; reading reasons never stops a step.
+The order is: what requested the step, what has changed, what happened since. Reasons that cannot be
+read are reported as unknown; reading them never stops a step.
 """
 
 import logging
@@ -34,14 +34,14 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class LastBuild:
-    """What a scheduler remembers of a step's last output."""
+    """A step's last output, as the scheduler recorded it."""
 
     path: str
-    """Where it lay."""
+    """Its path."""
     version: str
     """Its data version."""
     at: datetime
-    """When the scheduler was told."""
+    """When the scheduler recorded it."""
 
 
 @dataclass(frozen=True)
@@ -51,13 +51,13 @@ class Prospect:
     step: StepLike
     folder: OutputDir
     previous: Status | None
-    """What the status says; None when it says nothing."""
+    """The status; None without a valid one."""
     previous_at: datetime | None
-    """When that was written, unless it is SUCCESS; None when the store cannot say."""
+    """When that was written, unless it is SUCCESS; None when the store does not know."""
     left_by: Lease | None
     """The lease of a worker that is gone."""
     begun_before: bool = True
-    """Whether somebody may have begun this output before."""
+    """Whether an earlier attempt may have begun this output."""
 
 
 @dataclass(frozen=True)
@@ -69,11 +69,11 @@ class Reasons:
     compared_with: str | None = None
     """Path of the other output that the step was compared with."""
     record: ArtifactRecord | None = field(default=None, repr=False, compare=False)
-    """The record that the step was compared with: of that output, or of its own last one."""
+    """The record that the step was compared with: of that output, or of its last own build."""
 
     @property
     def text(self) -> str:
-        """The lines in one, for where line breaks are lost: a sentence for each."""
+        """One sentence for each line, for displays that drop line breaks."""
         return " ".join(f"{line[:1].upper()}{line[1:]}." for line in self.lines)
 
 
@@ -84,20 +84,20 @@ def find_reasons(
     last: LastBuild | None = None,
     graph: Container[str] = (),
 ) -> Reasons:
-    """Why an attempt was begun, or would be. To be asked before the function runs; never raises.
+    """Why an attempt was begun, or would be. Call it before the function runs; never raises.
 
     Args:
         attempt: the attempt, or what is known before there is one.
         earlier: the run's view of earlier outputs.
-        last: what the scheduler remembers of the step.
-        graph: output paths of the step's graph: its steps are not each other's predecessors.
+        last: the step's last output in the scheduler's records.
+        graph: output paths of the step's graph; they are not earlier outputs of each other.
     """
     try:
         return _find_reasons(attempt, earlier, last, graph)
     except Exception:
-        # Each filesystem has errors of its own, and records are written by others.
+        # Each filesystem raises its own errors, and others write records.
         logger.debug("no reasons for %s", address(attempt.step), exc_info=True)
-        return Reasons(("unknown: what is known of this step could not be read",))
+        return Reasons(("unknown: the files and events of this step could not be read",))
 
 
 def _find_reasons(
@@ -129,21 +129,21 @@ def _find_reasons(
 
 
 def compare(record: ArtifactRecord, step: StepLike) -> list[str]:
-    """How a step differs from what a record was made from: its attributes, and what it reads.
+    """How a step's attributes and inputs differ from those in a record.
 
-    Empty when the record tells of no difference.
+    Empty when the record shows no difference.
     """
     version = artifact_version(step)
     try:
         lines = _attributes(record, step) if version is None else _recipe(record, step, version)
-    except (RecursionError, ValueError):  # nested too deeply, or no JSON
+    except (RecursionError, ValueError):  # nested too deeply, or not JSON
         lines = ["attributes: the record of the earlier output cannot be compared"]
     return lines + _upstream(record, step)
 
 
 def _own_record(attempt: Attempt | Prospect, earlier: PreviousOutputs) -> ArtifactRecord | None:
-    """What was built at the step's own path before."""
-    # A finished output of the same hash was made from the same; one path can serve many recipes.
+    """The record of an earlier build at the step's path."""
+    # A finished output with this hash has this recipe; a path by override can have had others.
     same = attempt.previous is Status.SUCCESS and attempt.step.override_output_path is None
     if same or not attempt.begun_before:
         return None
@@ -189,7 +189,7 @@ def _of_search(search: Search, step: StepLike, last: LastBuild | None) -> list[s
             return lines
         if last is not None and last.version == data_version(step):
             return [f"built before in another place: {last.path}"]
-        return ["its hash has changed; the record of its earlier output does not tell why"]
+        return ["its hash has changed; the record of its earlier output does not show why"]
     if last is None and not search.unreadable:
         others = ", other than steps of this graph" if search.in_graph else ""
         return [f"first build: no earlier output of {step.name} is known{others}"]
@@ -213,7 +213,7 @@ def _of_last_attempt(attempt: Attempt | Prospect) -> list[str]:
 
 def _attributes(record: ArtifactRecord, step: StepLike) -> list[str]:
     if record.config is None:
-        return ["attributes: the record of the earlier output does not tell them"]
+        return ["attributes: the record of the earlier output does not hold them"]
     found = changes(as_recorded(record.config), as_recorded(step.hash_attrs))
     return limit_lines([f"attribute {line}" for line in found])
 
@@ -231,14 +231,14 @@ def _recipe(record: ArtifactRecord, step: StepLike, version: str) -> list[str]:
 
 
 def changed_itself(record: ArtifactRecord, step: StepLike) -> bool:
-    """Whether a step differs from a record by more than the hashes of what it reads: by its own
-    attributes or recipe, or by reading more, fewer or other steps."""
+    """Whether a step differs from a record by more than the hashes of its inputs: by its own
+    attributes or recipe, or by the list of its inputs."""
     try:
         if artifact_version(step) is None:
             of_itself = record.config is not None and bool(_attributes(record, step))
         else:
             of_itself = bool(_recipe(record, step, artifact_version(step) or ""))
-    except (RecursionError, ValueError):  # nested too deeply, or no JSON
+    except (RecursionError, ValueError):  # nested too deeply, or not JSON
         return False
     return of_itself or any(not (gone and new) for _, gone, new in input_changes(record, step))
 
@@ -246,8 +246,8 @@ def changed_itself(record: ArtifactRecord, step: StepLike) -> bool:
 def input_changes(
     record: ArtifactRecord, step: StepLike
 ) -> Iterator[tuple[str, list[str], list[str]]]:
-    """For each name of which a step reads other outputs than a record lists: the name, the
-    hashes or versions that are gone, and the new ones."""
+    """The inputs that differ between a step and a record: each one's name, the hashes or versions
+    that are gone, and the new ones."""
     before, now = _by_name(record.deps), _by_name(_identities(record, step))
     for name in sorted(before.keys() | now.keys()):
         gone = sorted(before.get(name, set()) - now.get(name, set()))
@@ -271,7 +271,7 @@ def _upstream(record: ArtifactRecord, step: StepLike) -> list[str]:
 
 
 def _identities(record: ArtifactRecord, step: StepLike) -> Iterable[str]:
-    """What the step reads, called as the record calls it."""
+    """The step's inputs, in the form that the record uses."""
     if any(dep.startswith("/") or "://" in dep for dep in record.deps):
         return step.dep_paths  # a record from before there were identities
     if artifact_version(step) is not None:
@@ -282,7 +282,7 @@ def _identities(record: ArtifactRecord, step: StepLike) -> Iterable[str]:
 def _by_name(identities: Iterable[str]) -> Mapping[str, set[str]]:
     found: dict[str, set[str]] = defaultdict(set)
     for identity in identities:
-        # An artifact's name may hold neither; a hash and a date hold neither.
+        # A name may contain "@" or "_"; hashes and dates contain neither.
         name, _, version = identity.rpartition("@" if "@" in identity else "_")
         found[name or identity].add(version)
     return found

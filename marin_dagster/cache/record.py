@@ -1,7 +1,7 @@
-"""The record ``.artifact.json``: what was built, from what, by whom, and what it returned.
+"""The record ``.artifact.json``: what was built, from which inputs, by which user, and the result.
 
 The fields and both older forms are Marin's: a bare payload without record fields becomes the
-``result``, and a genuine old ``.executor_info`` stands in for a missing record. The
+``result``, and an old executor's ``.executor_info`` replaces a missing record. The
 ``.executor_info`` that a scheduler writes before a step runs is never read as a record.
 """
 
@@ -47,11 +47,11 @@ class ArtifactRecord(BaseModel):
     deps: list[str] = Field(default_factory=list)
     """Identities of the dependencies: ``name_hash``, or ``name@version`` of lazy artifacts."""
     dep_paths: list[str] = Field(default_factory=list)
-    """Where the dependencies lie, in the same order."""
+    """Output paths of the dependencies, in the same order."""
     config: dict[str, Any] | None = None
     """The step's attributes."""
     source: str | None = None
-    """For adopted data, where it really lies."""
+    """Where adopted data is."""
     result: dict[str, Any] | None = None
     """What the function returned."""
     fingerprint_payload: str | None = None
@@ -73,18 +73,18 @@ class ArtifactRecord(BaseModel):
                 "function return it, and rebuild."
             )
         try:
-            # The context is what Marin's own types look for when they are loaded from a record.
+            # Marin's types expect this context when they are loaded from a record.
             return model.model_validate(
                 self.result, context={"artifact_load": True}, by_alias=True, by_name=True
             )
         except ValidationError as error:
             raise OutputNotReadyError(
-                f"{where}: the recorded result is no {model.__name__}: {error}"
+                f"{where}: the recorded result is not a valid {model.__name__}: {error}"
             ) from error
 
 
 _MOST_OF_FAULT = 500
-"""Characters of what is wrong with a record."""
+"""Characters of a validation error that a message shows."""
 
 _IDENTITY_FIELDS = ("name", "fingerprint", "result_type", "result")
 
@@ -109,7 +109,7 @@ def write_record(folder: OutputDir, record: ArtifactRecord) -> None:
     """Write the record of an output.
 
     Raises:
-        StoreError: the store refused; an earlier record stands.
+        StoreError: the store refused; an earlier record stays.
     """
     folder.write(RECORD_FILE, record.model_dump_json(indent=2).encode())
 
@@ -122,7 +122,7 @@ def step_record(
     Args:
         step: the step.
         result: what its function returned.
-        provenance: who builds it; this process's own when None.
+        provenance: of the build; this process's when None.
 
     Raises:
         ResultError: a record cannot hold the result.
@@ -144,8 +144,8 @@ def restate_provenance(
 ) -> ArtifactRecord:
     """Correct the provenance in a record that the step's function has written.
 
-    Marin's own functions record the command line of the process that lowered them; in a run worker
-    that holds the configuration of the instance. Everything else in the file stays as it is.
+    Marin's functions record the command line of the process that lowered them; in a run worker it
+    contains the configuration of the instance. The rest of the file stays as it is.
 
     Args:
         folder: the output.
@@ -184,7 +184,7 @@ def _as_json(attrs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class _Named(Protocol):
-    """What an error says of a step."""
+    """The fields of a step that an error names."""
 
     @property
     def name_with_hash(self) -> str: ...
@@ -193,7 +193,7 @@ class _Named(Protocol):
 
 
 def result_payload(step: _Named, result: Any) -> dict[str, Any] | None:
-    """What a record keeps of a function's return value, as JSON.
+    """A function's return value as a record holds it, in JSON.
 
     Dictionaries, dataclasses and pydantic models are kept, as in Marin; numbers of numpy and other
     array libraries inside them become plain numbers.
@@ -224,7 +224,7 @@ def write_info(folder: OutputDir, step: StepLike) -> bool:
     """Write ``.executor_info`` as Marin's scheduler does; an existing one is never overwritten.
 
     Returns:
-        Whether there was none, so that nobody has begun this output before.
+        Whether there was none, so that this attempt is the first.
     """
     if folder.read(INFO_FILE) is not None:
         return False
@@ -280,7 +280,7 @@ def _parse_info(info: dict[str, Any], folder: OutputDir) -> ArtifactRecord | Non
 
 
 def _unreadable(folder: OutputDir, name: str, error: Exception) -> RecordError:
-    # Pydantic tells of each field that is wrong; the first ones do.
+    # Pydantic lists every invalid field; the first ones are enough.
     fault = str(error)
     fault = fault if len(fault) <= _MOST_OF_FAULT else fault[:_MOST_OF_FAULT] + "…"
     return RecordError(
@@ -299,7 +299,7 @@ def _result_error(step: _Named, fault: str) -> ResultError:
 
 def _to_json(value: Any) -> Any:
     plain = to_jsonable_python(value, fallback=_plain_number, by_alias=False)
-    json.dumps(plain, ensure_ascii=False).encode()  # text that has no UTF-8 fails here
+    json.dumps(plain, ensure_ascii=False).encode()  # fails for text that UTF-8 cannot encode
     return plain
 
 

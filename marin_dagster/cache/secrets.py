@@ -1,8 +1,8 @@
 """Removing credentials from text that many people can read, such as the record of an output.
 
-Hidden are the values of what is named like a secret (``--password x``, ``HF_TOKEN=x``,
-``"api_key": "x"``), the user and password of a URL, and keys of well-known forms. In doubt a value
-is hidden: the text is for people, and nothing is computed from it.
+It hides values with a name like a secret's (``--password x``, ``HF_TOKEN=x``, ``"api_key": "x"``),
+the user and password of a URL, and keys of well-known forms. In doubt it hides a value: the text is
+for people, and nothing is computed from it.
 """
 
 import re
@@ -12,15 +12,15 @@ HIDDEN = "***"
 
 _SECRET = (
     r"pass(?:word|wd|phrase)s?|secrets?(?:[_-]?key)?|(?:api|access|account|private)[_-]?key"
-    # Dagster's own processes get their instance's configuration as an option, passwords included.
+    # Dagster passes an instance's configuration to its processes as an option, with passwords.
     r"|signature|authorization|instance-ref"
 )
 _MAYBE_SECRET = r"token|pwd|credentials?"
-"""Names that also belong to paths, counts and marks of text, which :data:`_HARMLESS` lets pass."""
+"""Names that paths, counts and text tokens have, too; :data:`_HARMLESS` matches such values."""
 _HARMLESS = r"""\\*["']?(?:[/<]|\d{1,9}(?![\w.]))"""
 
 _EQUALS = r"""\\*["']?\s*[:=]\s*(?:(?:bearer|basic)\s+)?"""
-# In quotes, in the quotes of a text that is itself quoted, bare, or in quotes that never close.
+# Quoted, quoted inside a quoted text, bare, or with an opening quote only.
 _VALUE = (
     r"""(?:"(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*'"""
     r"""|(?P<quote>\\+["'])(?:(?!(?<!\\)(?P=quote)).)*(?<!\\)(?P=quote)"""
@@ -36,7 +36,7 @@ _OPTION = re.compile(
     re.IGNORECASE | re.DOTALL,
 )
 _URL_USER = (
-    # A password that was not quoted for a URL can hold slashes; a port holds digits.
+    # A password that was not quoted for a URL can contain slashes; a port has digits only.
     re.compile(r"""(?<=://)[^\s"/@:]*:(?!\d+(?:[/?#]|$))[^\s"]*@"""),
     re.compile(r"""(?<=://)[^\s"/]*@"""),
 )
@@ -63,7 +63,7 @@ def scrub(text: str) -> str:
 
 
 def scrub_arguments(arguments: Iterable[str]) -> Iterator[str]:
-    """A command line, argument by argument, without credentials, also as ``--password x``."""
+    """The arguments of a command line without credentials, including ``--password x``."""
     option: re.Match[str] | None = None
     for argument in arguments:
         if option is not None and not argument.startswith("--"):

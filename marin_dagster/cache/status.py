@@ -1,7 +1,7 @@
-"""The status file ``.executor_status``: one word that says whether an output is finished.
+"""The status file ``.executor_status``: one word, whether an output is finished.
 
-The format is Marin's: a bare token. An older form, JSON lines with a ``status`` each, is read, too;
-the last line counts. Anything else is not a success.
+The format is Marin's: a bare token. Of an older form, JSON lines with a ``status`` each, the last
+line is read. Anything else is not a success.
 """
 
 import json
@@ -13,7 +13,7 @@ STATUS_FILE = ".executor_status"
 
 
 class Status(StrEnum):
-    """What a status file can say."""
+    """The content of a status file."""
 
     SUCCESS = "SUCCESS"
     FAILED = "FAILED"
@@ -40,7 +40,7 @@ def parse_status(content: bytes) -> Status | None:
 
 
 def read_status(folder: OutputDir) -> Status | None:
-    """The status of an output, past every listing cache; None when there is none.
+    """The status of an output, bypassing listing caches; None without a valid one.
 
     Raises:
         StoreError: the store refused.
@@ -53,7 +53,7 @@ def write_status(folder: OutputDir, status: Status) -> None:
     """Write the status as a bare token.
 
     Raises:
-        StoreError: the store refused; the old status stands.
+        StoreError: the store refused; the old status stays.
     """
     folder.write(STATUS_FILE, status.value.encode())
 

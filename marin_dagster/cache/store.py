@@ -2,7 +2,7 @@
 
 The one place that opens a filesystem. ``use_listings_cache=False`` and whole-object reads make
 another process's write visible at once (fsspec/s3fs#851). fsspec itself is imported when a folder
-is opened: it is half of what importing this package costs, and defining a graph needs none of it.
+is opened: it takes half of this package's import time, and defining a graph does not need it.
 """
 
 import os
@@ -19,22 +19,22 @@ from marin_dagster.errors import StoreError, StoreTimeoutError
 from marin_dagster.steps.paths import join
 
 _EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}
-"""Schemes whose filesystem comes with an extra of this package."""
+"""The extra of this package that installs the filesystem of a scheme."""
 
 _PATIENCE_S = 90.0
-"""Longest time for one file of a network filesystem, with all that its client tries again: s3fs
-alone would ask a store that hangs for more than six minutes, gcsfs for ever."""
+"""Time limit for one file of a network filesystem, including the client's retries. Without it, s3fs
+would wait for more than six minutes on a store that hangs, gcsfs for ever."""
 
 _AWAY_S = 10.0
-"""Seconds after which a refusal is no answer any more: the client has asked in vain till then."""
+"""An error that comes later than this is a timeout: the client has retried all that time."""
 
 
 @contextmanager
 def asking(verb: str, where: str) -> Iterator[None]:
-    """One question to the store, such as to read ``where``.
+    """One request to the store, such as to read ``where``.
 
     Raises:
-        StoreTimeoutError: it gave no useful answer for a long time.
+        StoreTimeoutError: it did not answer in time.
         StoreError: it refused.
     """
     from fsspec.exceptions import FSTimeoutError
@@ -46,10 +46,10 @@ def asking(verb: str, where: str) -> Iterator[None]:
         raise
     except FSTimeoutError as error:
         raise StoreTimeoutError(
-            f"the store did not {verb} {where}: no useful answer in {_PATIENCE_S:g} s"
+            f"the store did not {verb} {where}: it did not answer in {_PATIENCE_S:g} s"
         ) from error
     except Exception as error:
-        # Not OSError alone: each filesystem's client has network errors of its own.
+        # Not only OSError: each filesystem's client has its own network errors.
         kind = StoreTimeoutError if time.monotonic() - began > _AWAY_S else StoreError
         raise kind(f"the store refused to {verb} {where}: {error}") from error
 
@@ -89,7 +89,7 @@ class OutputDir:
 
     @property
     def is_local(self) -> bool:
-        """Whether the folder is on this machine's file system."""
+        """Whether the folder is on a local file system."""
         from fsspec.implementations.local import LocalFileSystem
 
         return isinstance(self.fs, LocalFileSystem)
@@ -125,7 +125,7 @@ class OutputDir:
                 self.fs.pipe_file(self.file(name), data, **self._patience("pipe_file"))
 
     def delete(self, name: str) -> None:
-        """Remove the file; no error when there is none.
+        """Remove the file; a missing file is not an error.
 
         Raises:
             StoreTimeoutError: the store did not answer; it may or may not have removed the file.
@@ -135,12 +135,12 @@ class OutputDir:
             self.fs.rm_file(self.file(name), **self._patience("rm_file"))
 
     def make(self) -> None:
-        """Create the folder, with those above it."""
+        """Create the folder and its parents."""
         with self._asking("create", ""):
             self.fs.makedirs(self.path, exist_ok=True)
 
     def exists(self) -> bool:
-        """Whether there is anything at the path, a folder or a file.
+        """Whether a folder or a file exists at the path.
 
         Raises:
             StoreError: the store refused.
@@ -149,7 +149,7 @@ class OutputDir:
             return bool(self.fs.exists(self.path))
 
     def names(self) -> list[str]:
-        """Names of what lies directly in the folder; none when there is no such folder.
+        """Names of the files and folders directly in the folder; empty when it does not exist.
 
         Raises:
             StoreTimeoutError: the store did not answer.
@@ -163,7 +163,7 @@ class OutputDir:
             return [path.rstrip("/").rpartition("/")[2] for path in found]
 
     def modified(self, name: str) -> datetime | None:
-        """When the file was last written, by the store's clock; None when the store cannot say."""
+        """When the file was last written, by the store's clock; None if it does not know."""
         try:
             moment = self._modified(self.file(name))
         except Exception:
@@ -188,7 +188,7 @@ class OutputDir:
 
         found: dict[str, Any]
         if getattr(self.fs, "async_impl", False) and hasattr(self.fs, "_find"):
-            # Some have a ``find`` of their own, which cannot be told when to give up.
+            # Some filesystems override ``find`` without a timeout.
             find, patience = self.fs._find, _PATIENCE_S
             found = sync(self.fs.loop, find, self.path, detail=True, timeout=patience)
         else:
@@ -208,8 +208,8 @@ class OutputDir:
         return found
 
     def _write_local(self, path: str, data: bytes) -> None:
-        # Beside the target, so that the rename stays within one file system; dotted, so that no
-        # reader of the output takes it for data.
+        # Beside the target, so that the rename stays within one file system; with a leading dot, so
+        # that readers of the output skip it.
         temporary = f"{path}.{uuid.uuid4().hex[:8]}.tmp"
         os.makedirs(os.path.dirname(path), exist_ok=True)
         try:
@@ -225,14 +225,14 @@ class OutputDir:
         patience = self._patience("info")
         if not patience:
             return self.fs.modified(path)
-        # Their own ``modified`` cannot be told when to give up.
+        # ``modified`` of these filesystems takes no timeout.
         info = self.fs.info(path, **patience)
         names = ("LastModified", "last_modified", "mtime")
         return next((info[name] for name in names if info.get(name)), None)
 
     def _patience(self, method: str) -> dict[str, float]:
-        # fsspec takes it for every coroutine that it runs for a caller without an event loop. Those
-        # methods it puts on the object; one that its class has itself would not know the argument.
+        # fsspec accepts a timeout in the synchronous methods that it generates from coroutines and
+        # sets on the object. A method that the class itself defines would not accept it.
         waits = getattr(self.fs, "async_impl", False) and method in vars(self.fs)
         return {"timeout": _PATIENCE_S} if waits else {}
 
@@ -245,7 +245,7 @@ _networked_in: int | None = None
 
 
 def _check_not_forked(url: str) -> None:
-    """Network threads stay with the parent of a fork; in the child, calls would hang for ever."""
+    """A fork does not copy network threads, so calls in the child would hang for ever."""
     global _networked_in
     if _networked_in is None:
         _networked_in = os.getpid()

@@ -1,4 +1,4 @@
-"""WHAT to build: steps, their identity, their graph. Pure data; no I/O and no Dagster."""
+"""WHAT to build: steps, their identity and their graph. Pure data; no I/O and no Dagster."""
 
 from marin_dagster.steps.devices import CpuConfig, GpuConfig, TpuConfig
 from marin_dagster.steps.graph import RunPlan, StepGraph, plan_run

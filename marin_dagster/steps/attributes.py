@@ -1,4 +1,4 @@
-"""JSON values: what may enter a hash or a record, and where exactly something may not."""
+"""JSON values: which may enter a hash or a record, and where exactly one may not."""
 
 import hashlib
 import json
@@ -8,11 +8,11 @@ from typing import Any
 from marin_dagster.errors import HashAttributeError
 
 _DEEPEST = 400
-"""Levels of nesting at which a fault is named rather than looked for further down."""
+"""Nesting that is deeper than this is reported as a fault."""
 
 
 def identity_json(name: str, attrs: Mapping[str, Any], dep_names: list[str]) -> str:
-    """The canonical text that a step's hash is taken of, byte for byte as Marin writes it.
+    """The canonical text of a step's identity, byte for byte the same as Marin's.
 
     Raises:
         HashAttributeError: naming the step and the path of the attribute that JSON cannot hold.
@@ -20,7 +20,7 @@ def identity_json(name: str, attrs: Mapping[str, Any], dep_names: list[str]) -> 
     try:
         text = json.dumps({"name": name, "attrs": attrs, "deps": sorted(dep_names)}, sort_keys=True)
         if "\\ud" in text:
-            # Perhaps half of a surrogate pair: it can be hashed, and written to no file.
+            # Perhaps half of a surrogate pair, which can be hashed but not written to a file.
             json.dumps(attrs, ensure_ascii=False).encode()
         return text
     except (TypeError, ValueError, RecursionError) as error:
@@ -92,11 +92,11 @@ def strings_in(value: Any, path: str) -> Iterator[tuple[str, str]]:
 
 
 def leaves_in(value: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
-    """Every value that is no dictionary, in order, with its path: ``("model.lr", 0.1)``.
+    """Every value that is not a dictionary, in order, with its path: ``("model.lr", 0.1)``.
 
     Args:
         value: plain JSON.
-        path: what the paths begin with.
+        path: prefix of the paths.
     """
     for key, item in value.items():
         if isinstance(item, dict):
@@ -106,7 +106,7 @@ def leaves_in(value: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, A
 
 
 def _key_kind(key: Any) -> str:
-    # What Python can sort together: JSON keys are sorted before they become strings.
+    # Python cannot sort keys of different kinds, and they are sorted before they become strings.
     return "number" if isinstance(key, (int, float)) else type(key).__name__
 
 

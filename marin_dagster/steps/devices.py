@@ -1,4 +1,4 @@
-"""Devices that a step can ask for, and the shapes of TPU slices. Field names are Fray's."""
+"""Devices that a step can request, and the shapes of TPU slices. Field names are Fray's."""
 
 import math
 import re
@@ -56,14 +56,14 @@ DeviceConfig = CpuConfig | GpuConfig | TpuConfig
 
 @dataclass(frozen=True)
 class TpuFamily:
-    """One generation of TPUs: what its slices are called, and the machines they consist of."""
+    """One generation of TPUs: names of its slices, and their machines."""
 
     cores_per_chip: int
     """Divisor of the number in a slice's name; v4 and v5p count cores, the others chips."""
     sizes: tuple[int, ...]
-    """The slices that there are, in chips, as Fray lists them."""
+    """Sizes of its slices in chips, as in Fray."""
     largest_machine: int
-    """Slices of up to so many chips are one machine; larger ones have 4 chips on each."""
+    """Slices up to this many chips are one machine; larger ones have 4 chips on each machine."""
     host_cpu: int
     """Cores of one machine."""
     host_ram_gb: int

@@ -1,4 +1,4 @@
-"""How one JSON value differs from another, field by field, in short lines for people."""
+"""How two JSON values differ, field by field, in short lines for people."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -12,8 +12,8 @@ _CONTEXT = 20
 def changes(old: Any, new: Any) -> list[str]:
     """A line for each field that differs, ``a.b: 1 -> 2``.
 
-    Empty when both are the same; numbers are when they look the same, so that NaN is itself and 1
-    is not 1.0. Long values are cut down to where they differ, long names of fields in the middle.
+    Empty when both are the same. Numbers are compared by their text: NaN equals NaN, and 1 is not
+    1.0. Long values are shortened to where they differ, long field names in the middle.
     """
     return list(_changes(old, new, ""))
 

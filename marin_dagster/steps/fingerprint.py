@@ -1,9 +1,8 @@
 """Fingerprints of configurations: canonical JSON that is the same in every process, and its hash.
 
-The bytes are Marin's, so a recipe has one fingerprint on both sides. A fingerprint only advises: a
-value of a type without a canonical form gets a stable stand-in and one warning, unless strict mode
-asks for an error. Arrays and dtypes of numpy and JAX are known when their libraries are loaded;
-neither is imported.
+The bytes are the same as Marin's, and so is the fingerprint of a recipe. A value without a
+canonical form gets a substitute and one warning; in strict mode it is an error. Arrays and dtypes
+of numpy and JAX are recognized once the user has imported these libraries.
 """
 
 import dataclasses
@@ -27,7 +26,7 @@ STRICT_VARIABLE = "MARIN_FINGERPRINT_STRICT"
 """Environment variable that turns strict mode on (``1``, ``true`` or ``yes``), as in Marin."""
 
 _DTYPES_OF_TYPES = {float: "float64", int: "int64", bool: "bool", complex: "complex128"}
-"""What numpy makes of Python's own number types."""
+"""The dtypes that numpy uses for Python's number types."""
 _DTYPE_KINDS = "biufcV"
 
 _encoders: dict[type, Callable[[Any], Any]] = {}
@@ -42,12 +41,12 @@ def fingerprint_hash(payload: str) -> str:
 def canonical_json(config: Any) -> str:
     """The canonical JSON of a configuration: what a fingerprint hashes.
 
-    Sets do not depend on their order, enums count by value, paths as text, dtypes by name, arrays
-    by content and shape, classes by their full name.
+    Sets are sorted; enums become their value, paths text, dtypes their name, arrays their content
+    and shape, classes their full name.
 
     Raises:
         HashAttributeError: strict mode, and a value has no canonical form; or a value that JSON
-            cannot hold at all, such as a ring.
+            cannot hold at all, such as a list that contains itself.
     """
     try:
         return json.dumps(config, sort_keys=True, default=_canonical)
@@ -58,11 +57,11 @@ def canonical_json(config: Any) -> str:
 
 
 def register_fingerprint(kind: type, encode: Callable[[Any], Any]) -> None:
-    """Teach canonical JSON a type.
+    """Define the canonical form of a type.
 
     Args:
-        kind: the type; its subclasses count, too.
-        encode: gives the value's canonical form, which may hold anything that has one itself.
+        kind: the type, with its subclasses.
+        encode: returns the canonical form of a value, which may hold whatever has a canonical form.
     """
     _encoders[kind] = encode
 
@@ -84,7 +83,7 @@ def describe_drift(recorded: str | None, current: str | None) -> str:
 
 
 def _canonical(value: Any) -> Any:
-    """What JSON is to write for a value that it does not know."""
+    """The JSON form of a value that the encoder does not know."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return dataclasses.asdict(value)
     if isinstance(value, Enum):
@@ -110,7 +109,7 @@ def _canonical(value: Any) -> Any:
 
 
 def _of_arrays(value: Any) -> tuple[bool, Any]:
-    """``(True, form)`` for what belongs to numpy or JAX."""
+    """``(True, form)`` for values of numpy or JAX, else ``(False, None)``."""
     numpy, jax = sys.modules.get("numpy"), sys.modules.get("jax")
     if numpy is None:
         return False, None
@@ -138,7 +137,7 @@ def _dtype_of(kind: type) -> str | None:
         dtype = numpy.dtype(kind)
     except TypeError:
         return None
-    # numpy takes every class for "any object"; that is no dtype.
+    # numpy accepts any class as "object", which is not a dtype here.
     return str(dtype.name) if dtype.kind in _DTYPE_KINDS else None
 
 
@@ -148,8 +147,8 @@ def _stand_in(value: Any) -> dict[str, Any]:
     if _is_strict():
         raise HashAttributeError(
             f"{value!r:.80} is a {name}, which has no canonical form, so its fingerprint could "
-            "differ between processes. Use a dataclass or an enum, teach it with "
-            "register_fingerprint, or turn strict mode off."
+            "differ between processes. Use a dataclass or an enum, define a "
+            "form with register_fingerprint, or turn strict mode off."
         )
     _warn_once(name)
     if hasattr(value, "__dict__"):
@@ -160,8 +159,8 @@ def _stand_in(value: Any) -> dict[str, Any]:
 @cache
 def _warn_once(name: str) -> None:
     warnings.warn(
-        f"a configuration holds a {name}, which has no canonical form; its fingerprint is a best "
-        "effort. Teach it with register_fingerprint.",
+        f"a configuration holds a {name}, which has no canonical form, so its fingerprint may "
+        "differ between processes. Define a form with register_fingerprint.",
         MarinDagsterWarning,
         stacklevel=2,
     )

@@ -1,4 +1,4 @@
-"""``StepGraph``: every step that some terminals need, and the decision what must run."""
+"""``StepGraph``: every step that some terminals need; ``plan_run``: which of them must run."""
 
 import functools
 import warnings
@@ -22,7 +22,7 @@ from marin_dagster.steps.toposort import deps_first
 class StepGraph:
     """Steps by output path, dependencies before dependents.
 
-    Build it with :meth:`from_steps`, which checks everything that can be known without a store.
+    Build it with :meth:`from_steps`, which checks everything that needs no store.
     """
 
     steps: Mapping[str, StepLike]
@@ -34,12 +34,12 @@ class StepGraph:
     def from_steps(cls, terminals: Iterable[StepLike]) -> "StepGraph":
         """The graph of ``terminals`` and everything they depend on.
 
-        Steps are one when their output path is one, as in Marin. Names, paths and attributes are
-        checked here, so that a graph that loads does not fail for them in the middle of a run.
+        Steps with the same output path are one step, as in Marin. Names, paths and attributes are
+        checked here, so that they cannot fail in the middle of a run.
 
         Args:
-            terminals: the steps wanted, or handles that are lowered to steps; listing their
-                dependencies, too, does no harm.
+            terminals: the steps, or handles that are lowered to steps. They may include
+                dependencies of others.
 
         Raises:
             CycleError: steps depend on each other in a ring.
@@ -47,7 +47,7 @@ class StepGraph:
             StepNameError: a name or path that cannot be a folder of a store.
             HashAttributeError: an attribute that JSON cannot hold.
             GraphError: something in ``terminals`` or a step's ``deps`` is not a step, or a step's
-                attributes, function or resources are not what they should be.
+                attributes, function or resources are of the wrong type.
         """
         if not isinstance(terminals, Iterable):
             raise GraphError(f"steps: {terminals!r} is not a list. Give a list of steps.")
@@ -59,7 +59,7 @@ class StepGraph:
             _check_execution(step)
             check_step_path(step)
             steps.setdefault(step.output_path, step)
-            # One folder can be spelled in several ways; a step must be one spelling.
+            # A path can be spelled in several ways, but all steps must spell it the same.
             known = folders.setdefault(join(step.output_path.removeprefix("file://"), ""), step)
             if (known.name_with_hash, known.output_path) != (step.name_with_hash, step.output_path):
                 raise CollisionError(
@@ -89,11 +89,11 @@ class StepGraph:
     def is_needed(self, path: str, is_built: Callable[[str], bool]) -> bool:
         """Whether a run of everything would build the missing output at ``path``.
 
-        As :func:`plan_run` decides, but it looks only at what reads the output.
+        The same decision as :func:`plan_run`, but from the readers of the output alone.
 
         Args:
             path: the output path.
-            is_built: as in :func:`plan_run`; asked at most once for each path.
+            is_built: as in :func:`plan_run`; called at most once for each path.
         """
         seen: set[str] = set()
         waiting = [path]
@@ -109,14 +109,14 @@ class StepGraph:
 
 @dataclass(frozen=True)
 class RunPlan:
-    """What becomes of each selected step, all as output paths."""
+    """The decision for each selected step, as output paths."""
 
     run: frozenset[str]
     """Not built, and needed: the function runs."""
     hits: frozenset[str]
     """Built: served from the cache."""
     pruned: frozenset[str]
-    """Not built, but every step that would read it is: left alone."""
+    """Not built, but not needed: every step that would read it is built."""
     blocked: Mapping[str, tuple[str, ...]]
     """Needed, but these dependencies are neither built nor selected: cannot run."""
 
@@ -137,12 +137,12 @@ def plan_run(
 
     Args:
         graph: the steps.
-        is_built: whether the output at a path would be served from the cache. Asked at most once
-            for each path; ``dev`` versions are never built.
+        is_built: whether the cache would serve the output at a path. Called at most once for each
+            path; false for dev versions.
         has_output: whether a path that is not selected has a finished output to read; the same as
-            ``is_built`` unless given, and different for ``dev`` versions.
+            ``is_built`` unless given, and different for dev versions.
         selected: output paths to consider; all of them when None.
-        required: selected paths that are needed whatever reads them.
+        required: selected paths that are needed even if every step that reads them is built.
         forced: selected paths that run even when they are built.
     """
     chosen = frozenset(graph.steps if selected is None else selected)
@@ -176,7 +176,7 @@ def plan_run(
 
 
 def _readers(graph: StepGraph, path: str, chosen: frozenset[str]) -> set[str]:
-    """Who reads an output, also through steps without a function, which cannot be selected."""
+    """The steps that read an output, also through external steps, which cannot be selected."""
     found: set[str] = set()
     waiting = list(graph.dependents[path])
     while waiting:
@@ -194,7 +194,7 @@ def _check_attributes(step: StepLike) -> None:
             f"step {step.name!r}: hash_attrs is {step.hash_attrs!r:.80}, not a dictionary."
         )
     if not isinstance(step, StepSpec):
-        # Another class's hash may be less choosy, and its error would name nothing.
+        # Another class may hash what JSON cannot hold, and its error would not name the step.
         identity_json(step.name, step.hash_attrs, [])
     step.hash_id  # noqa: B018  (dependencies come first, so this never recurses deeply)
     for at, text in strings_in(step.hash_attrs, "hash_attrs"):
@@ -210,11 +210,11 @@ def _check_attributes(step: StepLike) -> None:
 
 
 def _warn_if_functions_differ(known: StepLike, step: StepLike) -> None:
-    """Two steps of one identity are one step; with two functions, somebody meant two."""
+    """Two steps with one identity are one step; different functions suggest a mistake."""
     codes = [_code(known), _code(step)]
     if None not in codes and codes[0] is not codes[1]:
         warnings.warn(
-            f"two steps are {known.name_with_hash!r} but have different functions "
+            f"two steps are both {known.name_with_hash!r} but have different functions "
             f"({', '.join(str(code.co_name) for code in codes)}); only the first will run. Give "
             "them different names or attributes.",
             MarinDagsterWarning,

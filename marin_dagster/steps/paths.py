@@ -1,4 +1,4 @@
-"""Names and output paths: how they are joined, made absolute and refused.
+"""Names and output paths: joining, making absolute, checking.
 
 Paths stay strings everywhere (``/disk/x``, ``s3://bucket/x``); this module never touches a store.
 """
@@ -23,7 +23,7 @@ MAX_SEGMENT_BYTES = 255
 
 
 def is_relative(path: str) -> bool:
-    """Whether ``path`` is joined to a prefix: no URL scheme and no leading slash.
+    """Whether ``path`` is relative to a prefix: it has no URL scheme and no leading slash.
 
     Mirrors Marin's rule for ``override_output_path``.
     """
@@ -69,9 +69,9 @@ def check_step_path(step: StepLike) -> None:
     """Refuse a step whose name or output path cannot be a folder below the prefix.
 
     Raises:
-        StepNameError: the name is empty, absolute, holds ``..``, a URL scheme or control
-            characters; or the output path climbs, is the prefix itself, cannot be written as
-            UTF-8, or has a part that is longer than a file name can be (255 bytes).
+        StepNameError: the name is empty, absolute, contains ``..``, a URL scheme or control
+            characters; or the output path contains ``..``, is the prefix itself, cannot be
+            written as UTF-8, or has a part that is too long for a file name (255 bytes).
     """
     if fault := _name_fault(step.name):
         raise StepNameError(f"step {step.name!r:.60}: its name {fault}. Rename the step.")
@@ -86,13 +86,13 @@ def _name_fault(name: str) -> str | None:
     if not isinstance(name, str) or not name.strip():
         return "is empty"
     if "://" in name or "::" in name:
-        return "holds a URL scheme ('://' or '::')"
+        return "contains a URL scheme ('://' or '::')"
     if ".." in name:
-        return "holds '..'"
+        return "contains '..'"
     if any(part in ("", ".") for part in name.split("/")):
         return "has an empty part (a leading, trailing or doubled '/', or a '.')"
     if _has_control_character(name):
-        return "holds a control character"
+        return "contains a control character"
     return None
 
 
@@ -103,17 +103,17 @@ def _path_fault(step: StepLike) -> str | None:
     if override is not None and not any(part for part in override.split("/")):
         return "is the prefix itself, which other steps share"
     if ".." in segments or "." in segments:
-        return "holds '.' or '..'"
+        return "contains '.' or '..'"
     if "::" in path:
         return "chains URLs with '::'"
     if _has_control_character(path):
-        return "holds a control character"
+        return "contains a control character"
     longest = max(len(segment.encode()) for segment in segments)
     if longest > MAX_SEGMENT_BYTES:
-        return f"has a part of {longest} bytes, and a file name can have {MAX_SEGMENT_BYTES}"
+        return f"has a part of {longest} bytes; a file name can have at most {MAX_SEGMENT_BYTES}"
     return None
 
 
 def _has_control_character(text: str) -> bool:
-    # Lone surrogates, too: they have no UTF-8.
+    # Lone surrogates, too: UTF-8 cannot encode them.
     return any(unicodedata.category(character) in ("Cc", "Cs") for character in text)

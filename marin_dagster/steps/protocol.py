@@ -1,4 +1,4 @@
-"""``StepLike``: what this package needs of a step, whoever wrote its class."""
+"""``StepLike``: what this package needs of a step, its own or Marin's."""
 
 import abc
 import json
@@ -11,9 +11,9 @@ from marin_dagster.steps.versions import is_mutable_version, is_version
 class StepLike(Protocol):
     """A step of a pipeline.
 
-    Satisfied by :class:`marin_dagster.steps.StepSpec` and by Marin's own
-    ``marin.execution.step_spec.StepSpec`` as it is; everything in this package takes either, also
-    mixed in one graph. The fields mean what they mean in Marin.
+    Both :class:`marin_dagster.steps.StepSpec` and Marin's ``marin.execution.step_spec.StepSpec``
+    satisfy it; everything in this package takes either, also mixed in one graph. The fields have
+    the same meaning as in Marin.
     """
 
     @property
@@ -45,14 +45,14 @@ class StepLike(Protocol):
 
 
 class Handle(abc.ABC):
-    """Something that becomes a step by :meth:`lower`, such as a lazy artifact.
+    """An object that :meth:`lower` turns into a step, such as a lazy artifact.
 
-    Whatever else has a ``lower()``, as Marin's own handles do, is lowered, too.
+    Any other object with a ``lower()``, such as Marin's handles, is lowered, too.
     """
 
     @abc.abstractmethod
     def lower(self, memo: dict[int, StepLike] | None = None) -> StepLike:
-        """The step, with everything above it.
+        """The step, with everything upstream.
 
         Args:
             memo: steps of handles by the handle's ``id``; a handle in it is not lowered again.
@@ -60,7 +60,7 @@ class Handle(abc.ABC):
 
 
 def lowered(terminals: Iterable[Any]) -> list[Any]:
-    """The terminals, with handles lowered. A handle that several of ours share is lowered once."""
+    """The terminals, with handles lowered. A :class:`Handle` that several share is lowered once."""
     memo: dict[int, StepLike] = {}
     steps: list[Any] = []
     for terminal in terminals:
@@ -76,8 +76,8 @@ def lowered(terminals: Iterable[Any]) -> list[Any]:
 def artifact_version(step: StepLike) -> str | None:
     """The version of a lazy artifact; None for any other step.
 
-    A lazy artifact has everything that lowering gives it, ours and Marin's alike. An attribute that
-    is called ``fingerprint`` or ``version`` makes none: it may be anybody's.
+    A lazy artifact has all the fields that lowering sets, here and in Marin. An attribute named
+    ``fingerprint`` or ``version`` is not enough: any step may have one.
     """
     attrs = step.hash_attrs
     if not step.writes_record or step.override_output_path is None:
@@ -95,9 +95,9 @@ _LOWERED = {"fingerprint", "version", "result_type", "deps"}
 
 
 def attributes(step: StepLike) -> Mapping[str, Any]:
-    """What its author made the step from: its attributes, or a lazy artifact's configuration.
+    """The step's attributes, or a lazy artifact's configuration.
 
-    Empty for a lazy artifact whose configuration is no object.
+    Empty for a lazy artifact whose configuration is not an object.
     """
     if artifact_version(step) is None or not step.fingerprint_payload:
         return step.hash_attrs
@@ -108,20 +108,19 @@ def attributes(step: StepLike) -> Mapping[str, Any]:
 
 
 def address(step: StepLike) -> str:
-    """What people call the step: its folder's path under the prefix.
+    """The step's readable name: ``name_hash``, or ``name/version`` of a lazy artifact.
 
-    ``name_hash``, and ``name/version`` of a lazy artifact, whose hash is in no path. (A path of its
-    own, by ``override_output_path``, changes nothing of what a step is called.)
+    It is the output path under the prefix, unless ``override_output_path`` is another one.
     """
     version = artifact_version(step)
     return step.name_with_hash if version is None else f"{step.name}/{version}"
 
 
 def is_mutable(step: StepLike) -> bool:
-    """Whether the step is built every time, as ``dev`` versions of lazy artifacts are.
+    """Whether the step is built every time, as dev versions of lazy artifacts are.
 
-    Mirrors Marin, whose StepRunner would rebuild it in the same store: any step counts that has
-    both a ``fingerprint`` and a ``dev`` version among its attributes.
+    Mirrors Marin, whose StepRunner would rebuild it in the same store: any step with both a
+    ``fingerprint`` and a dev ``version`` among its attributes.
     """
     version = step.hash_attrs.get("version")
     has_both = step.hash_attrs.get("fingerprint") is not None and isinstance(version, str)
@@ -129,14 +128,14 @@ def is_mutable(step: StepLike) -> bool:
 
 
 def data_version(step: StepLike) -> str:
-    """What tells one content of the step's output from another: the fingerprint of a lazy
-    artifact, whose address stays when its recipe changes, and the hash of any other step."""
+    """Identifies the content of the step's output: the fingerprint of a lazy artifact, whose
+    address stays when its recipe changes, and the hash of any other step."""
     is_lazy = artifact_version(step) is not None
     return str(step.hash_attrs["fingerprint"]) if is_lazy else step.hash_id
 
 
 def code_version(step: StepLike, fingerprint: str | None = None) -> str | None:
-    """What tells one recipe of the step from another; None for what is built every time.
+    """Identifies the recipe of the step; None for a step that is built every time.
 
     Args:
         step: the step.
@@ -152,7 +151,7 @@ def code_version(step: StepLike, fingerprint: str | None = None) -> str | None:
 
 
 def adopted_source(step: StepLike) -> str | None:
-    """Where the data lies of a lazy artifact that adopts some; None for any other step."""
+    """Where the adopted data of a lazy artifact is; None for any other step."""
     if artifact_version(step) is None or not step.fingerprint_payload:
         return None
     handle = _handle_of(step)
@@ -161,17 +160,17 @@ def adopted_source(step: StepLike) -> str | None:
     payload = json.loads(step.fingerprint_payload)
     if not isinstance(payload, dict) or payload.keys() != {"adopt_source", "config"}:
         return None
-    # A recipe may have these very fields; one that is built takes its output path from the context.
+    # A recipe may have the same two fields, but a built one has inputs or its output path in it.
     if handle is None and (step.deps or "<output_path>" in step.fingerprint_payload):
         return None
     return str(payload["adopt_source"])
 
 
 def is_pinned(step: StepLike) -> bool:
-    """Whether the step is a lazy artifact that stands for data elsewhere than at its address.
+    """Whether the step is a lazy artifact pinned to data that is not at its address.
 
-    Its handle says so. Where the function does not know its handle, as when it has been replaced,
-    another output path than the step's own address means a pin.
+    Its handle decides. If the function does not hold its handle, because it has been replaced, an
+    output path other than the step's address means a pin.
     """
     version = artifact_version(step)
     if version is None:
@@ -183,13 +182,13 @@ def is_pinned(step: StepLike) -> bool:
 
 
 def is_external(step: StepLike) -> bool:
-    """Whether no run builds the step: its data is made, or was made, by something else."""
+    """Whether no run builds the step: its data comes from elsewhere."""
     return step.fn is None or is_pinned(step) or adopted_source(step) is not None
 
 
 def _handle_of(step: StepLike) -> Any:
-    """The handle that a step was lowered from; None where its function does not know it."""
-    # Out of a RemoteCallable. Ours keep the handle as an attribute, and Marin's as a default value.
+    """The handle that a step was lowered from; None if its function does not hold it."""
+    # Inside a RemoteCallable. Our functions hold the handle as an attribute, Marin's as a default.
     function: Any = getattr(step.fn, "fn", step.fn)
     candidates = (
         getattr(function, "handle", None),

@@ -1,4 +1,4 @@
-"""``@remote``: a function together with where it should run, and reading that from any step."""
+"""``@remote``: where a function should run, and reading that from any step."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,19 +15,19 @@ R = TypeVar("R")
 class RemoteCallable(Generic[P, R]):
     """A function together with where it should run.
 
-    Calling it runs the function here; a runner unwraps it and carries the rest.
+    Calling it runs the function in this thread; a runner reads the other fields.
     """
 
     fn: Callable[P, R]
     """The function itself."""
     resources: ResourceConfig
-    """What it needs."""
+    """The resources that it needs."""
     env_vars: Mapping[str, str] = field(default_factory=dict)
     """Environment of the job."""
     pip_dependency_groups: Sequence[str] | None = None
     """Dependency groups of the workspace to install for the job."""
     pip_packages: Sequence[str] | None = None
-    """Further packages to install for the job."""
+    """More packages to install for the job."""
     name: str | None = None
     """Name of the job; the step's name when not given."""
 
@@ -62,10 +62,10 @@ def remote(
 
     Args:
         fn: the function, when used without parentheses.
-        resources: what it needs; one CPU core when not given.
+        resources: what it needs; one CPU core by default.
         env_vars: environment of the job.
         pip_dependency_groups: dependency groups of the workspace to install.
-        pip_packages: further packages to install.
+        pip_packages: more packages to install.
         name: name of the job.
     """
 

@@ -1,7 +1,7 @@
 """``ResourceConfig``: what a step needs to run.
 
-Field names and defaults are Fray's, so that a request means the same to Marin's engines. Fray's own
-objects are accepted wherever a request is read.
+Field names and defaults are Fray's, so that a request means the same to Marin's engines. Wherever
+a request is read, Fray's objects are accepted, too.
 """
 
 import dataclasses
@@ -30,7 +30,7 @@ def parse_size(text: str) -> int:
     Raises:
         ResourceError: the text is not a size, or the size is zero.
     """
-    import humanfriendly  # takes a while, and only whoever defines steps needs it
+    import humanfriendly  # slow to import, and only needed where steps are defined
 
     try:
         size = humanfriendly.parse_size(text, binary=True) if isinstance(text, str) else 0
@@ -45,7 +45,7 @@ def parse_size(text: str) -> int:
 class ResourceConfig:
     """What one replica of a step needs, with Fray's fields and defaults.
 
-    ``memory_gb`` is another way to say ``ram`` and is only an argument, not a field.
+    ``memory_gb`` is another way to set ``ram``; it is an argument, not a field.
 
     Raises:
         ResourceError: a value that makes no sense, at construction.
@@ -70,7 +70,7 @@ class ResourceConfig:
     replicas: int = 1
     """Machines that start together."""
     device_alternatives: Sequence[str] | None = None
-    """Other variants of the device that would do as well."""
+    """Variants of the device that are acceptable instead."""
     image: str | None = None
     """Container image instead of the engine's default."""
     container_profile: str | None = None
@@ -161,7 +161,7 @@ class ResourceConfig:
 
 
 def resources_dict(resources: Any) -> dict[str, Any]:
-    """A request as JSON, without the fields that say nothing."""
+    """A request as JSON, without the fields that are None."""
     fields = dataclasses.asdict(resources)
     # ``kind`` is a field of Fray's devices but a class variable of ours.
     fields["device"] = {"kind": resources.device.kind} | fields["device"]

@@ -1,4 +1,4 @@
-"""What tells apart the steps of a graph that share a name, such as the points of a sweep."""
+"""How steps of a graph that share a name differ, such as the points of a sweep."""
 
 import json
 from collections import defaultdict
@@ -12,10 +12,10 @@ from marin_dagster.steps.text import shorten
 
 
 def differences(graph: StepGraph) -> dict[str, list[str]]:
-    """What sets each step apart that shares its name with others of the graph, by output path.
+    """How each step differs from the others with its name, by output path.
 
-    Such as ``["lr=0.1", "model.layers=2"]``: the version of a lazy artifact and the attributes that
-    differ, or else the inputs, ``["reads raw_1a2b3c4d"]``.
+    For example ``["lr=0.1", "model.layers=2"]``: the version of a lazy artifact and the attributes
+    that differ; if none do, the inputs, ``["reads raw_1a2b3c4d"]``.
     """
     named: dict[str, list[str]] = defaultdict(list)
     for path, step in graph.steps.items():

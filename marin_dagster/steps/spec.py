@@ -1,8 +1,8 @@
 """``StepSpec``: a step's identity, its dependencies and the function that fills its output.
 
-The model is Marin's. A step is identified by its name, its attributes and the identities of what
-it depends on; 8 hex digits of their SHA-256 are the step's hash, and name and hash are the folder
-its output lives in. Nothing here runs or reads anything.
+The model is Marin's. A step's name, its attributes and the identities of its dependencies identify
+it; 8 hex digits of their SHA-256 are its hash, and name and hash are the folder of its output.
+Nothing here runs or reads anything.
 """
 
 import os
@@ -23,26 +23,26 @@ from marin_dagster.steps.toposort import deps_first
 class StepSpec:
     """What to build: pure data, identical in meaning to Marin's ``StepSpec``.
 
-    Steps compare by object; compare ``name_with_hash`` to ask whether two describe the same output.
+    Steps compare by object identity; two with the same ``name_with_hash`` describe the same output.
     """
 
     name: str
     """Readable name; ``/`` makes folders. Enters the hash."""
     output_path_prefix: str | None = None
-    """Folder or URL below which the output lives; ``MARIN_PREFIX`` when not given."""
+    """Folder or URL that contains the output; ``MARIN_PREFIX`` when not given."""
     deps: Sequence[Any] = field(default=(), repr=False)
     """Steps whose outputs this one reads. Their identities enter the hash, in any order."""
     hash_attrs: Mapping[str, Any] = field(default_factory=dict)
-    """JSON attributes that enter the hash: change one, and the step and all below it rebuild."""
+    """JSON attributes that enter the hash: a change rebuilds the step and everything downstream."""
     override_output_path: str | None = None
-    """Output path instead of ``name_hash``: joined to the prefix when relative, else as it is."""
+    """Output path instead of ``name_hash``; a relative path is joined to the prefix."""
     fingerprint_payload: str | None = field(default=None, repr=False)
     """Canonical configuration of a lazy artifact, kept in its record; never enters the hash."""
     writes_record: bool = False
     """The function writes the record itself, so the cache must not overwrite it."""
     fn: Callable[[str], Any] | None = field(default=None, repr=False)
     """Called with the output path; fills that folder and may return a dictionary, a dataclass or a
-    pydantic model that is kept as the record's ``result``. None: data that something else makes."""
+    pydantic model, which becomes the record's ``result``. None: no run builds the output."""
     resources: ResourceConfig | None = None
     """What the function needs. Never enters the hash."""
 
@@ -62,7 +62,7 @@ class StepSpec:
         """8 hex digits that identify the output, exactly as Marin computes them.
 
         Raises:
-            HashAttributeError: an attribute that JSON cannot hold, of this step or one above it.
+            HashAttributeError: an attribute of this step or of one upstream that JSON cannot hold.
             CycleError: the step depends on itself.
         """
         for step in deps_first([self], stop=_is_hashed)[:-1]:
@@ -81,7 +81,7 @@ class StepSpec:
 
     @cached_property
     def output_path(self) -> str:
-        """Where the output lives. Resolved at first use, from then on fixed."""
+        """Where the output is. Resolved once, at first use."""
         override = self.override_output_path
         if override is not None and not paths.is_relative(override):
             return override
@@ -100,5 +100,5 @@ class StepSpec:
 
 
 def _is_hashed(step: StepLike) -> bool:
-    # Marin's StepSpec caches under the same names, so a mixed graph is walked once, too.
+    # Marin's StepSpec caches under the same names, so a mixed graph is also walked only once.
     return "name_with_hash" in getattr(step, "__dict__", ())

@@ -23,8 +23,9 @@ def deps_first(
 
     Args:
         terminals: where the walk starts.
-        stop: steps for which this holds are left out, with everything above them.
-        check: refuses what is no step, told where it stands; of handles, what is no handle.
+        stop: steps for which this is true are left out, with everything upstream of them.
+        check: called with each object and its location; raises when it is not a step (by default)
+            or not a handle.
 
     Raises:
         CycleError: naming every step of the ring.
@@ -57,7 +58,7 @@ def deps_first(
 
 
 def _check_is_step(value: Any, where: str) -> None:
-    # Looked up on the class: on the object it would compute hashes before rings are known.
+    # On the class: on the object, it would compute hashes before rings are detected.
     if not (hasattr(type(value), "name_with_hash") and hasattr(type(value), "output_path")):
         raise GraphError(
             f"{where}: {value!r} is a {type(value).__name__}, not a step. Give StepSpec objects."

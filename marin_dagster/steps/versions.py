@@ -1,7 +1,7 @@
-"""Versions of lazy artifacts, and the context in which builders leave them out.
+"""Versions of lazy artifacts, and the addresses that they are part of.
 
-A version is a date, ``YYYY.MM.DD`` or ``YYYY.MM.DD.N``, or ``dev`` or ``<label>-dev``, which is
-mutable: it is built every time. The rules are Marin's.
+A version is a date, ``YYYY.MM.DD`` or ``YYYY.MM.DD.N``, or a dev version, ``dev`` or
+``<label>-dev``, which is mutable: every run builds it again. The rules are Marin's.
 """
 
 import re
@@ -13,12 +13,12 @@ _DATE = re.compile(r"\d{4}\.\d{2}\.\d{2}(\.\d+)?")
 
 
 def is_mutable_version(version: str) -> bool:
-    """Whether a version is built every time: ``dev`` or ``<label>-dev``."""
+    """Whether every run builds a version again: ``dev`` or ``<label>-dev``."""
     return version == "dev" or version.endswith("-dev")
 
 
 def is_version(text: str) -> bool:
-    """Whether it looks like a version: a date, or one that is built every time."""
+    """Whether a text has the form of a version: a date or a dev version."""
     return is_mutable_version(text) or _DATE.fullmatch(text) is not None
 
 
@@ -33,14 +33,14 @@ def check_name(name: str) -> None:
 
 
 def check_version(version: str) -> None:
-    """Refuse what is no version.
+    """Refuse a text that is not a version.
 
     Raises:
-        VersionError: it is neither a date nor a ``dev`` version, or cannot be part of an address.
+        VersionError: it is neither a date nor a dev version, or cannot be part of an address.
     """
     fault = _fault(version)
     if fault is None and not is_version(version):
-        fault = "is no date YYYY.MM.DD or YYYY.MM.DD.N, and neither dev nor <label>-dev"
+        fault = "is not a date (YYYY.MM.DD or YYYY.MM.DD.N), dev or <label>-dev"
     if fault:
         raise VersionError(f"the version {version!r:.60} {fault}.")
 
@@ -51,7 +51,7 @@ def _fault(segment: str) -> str | None:
     if "://" in segment or urlparse(segment).scheme:
         return "has a URL scheme"
     if ".." in segment:
-        return "holds '..'"
+        return "contains '..'"
     if segment.startswith("/") or segment.endswith("/"):
         return "begins or ends with '/'"
     return None

@@ -194,7 +194,7 @@ def test_each_fault_is_told(instance: dg.DagsterInstance, recorder: Recorder) ->
     }
     assert "there is no .artifact.json" in said(found["lost"], "marin/faults")
     assert f"{records['torn']} cannot be read" in said(found["torn"], "marin/faults")
-    assert "is of the step 'other'" in said(found["foreign"], "marin/faults")
+    assert "belongs to the step 'other'" in said(found["foreign"], "marin/faults")
     assert said(found["torn"], "marin/output_path") == str(records["torn"].parent)
     assert found["torn"].severity is dg.AssetCheckSeverity.ERROR
 

@@ -45,7 +45,7 @@ def test_what_is_not_finished_is_not_judged() -> None:
 def test_a_missing_record_is_a_fault() -> None:
     step = make("raw")
     put(step, STATUS, "SUCCESS")
-    assert faults(step) == ".executor_status says SUCCESS, and there is no .artifact.json."
+    assert faults(step) == ".executor_status holds SUCCESS, but .artifact.json is missing."
 
 
 def test_a_record_that_cannot_be_opened_is_a_fault() -> None:
@@ -65,8 +65,8 @@ def test_a_record_that_cannot_be_read(content: str) -> None:
 @pytest.mark.parametrize(
     ("fields", "fault"),
     [
-        ({"name": "other"}, "is of the step 'other'"),
-        ({"version": "2026.01.01"}, "is of the version '2026.01.01'"),
+        ({"name": "other"}, "belongs to the step 'other'"),
+        ({"version": "2026.01.01"}, "belongs to the version '2026.01.01'"),
         ({"config": {"size": 2}}, "than the step, recorded -> declared: size: 2 -> 1."),
         ({"deps": []}, "has other dependencies than the step: it lacks 'raw_"),
         ({"deps": ["raw_00000000"]}, "it has 'raw_00000000'; it lacks 'raw_"),
@@ -132,7 +132,7 @@ def test_older_forms_are_compared_in_what_they_tell() -> None:
     put(old, ".executor_info", json.dumps(info | other))
     assert faults(old) == ""
     put(old, ".executor_info", json.dumps(info | {"name": "other"}))
-    assert "is of the step 'other'" in faults(old)
+    assert "belongs to the step 'other'" in faults(old)
 
 
 def test_what_a_step_writes_as_its_own_record_is_its_own_business() -> None:
@@ -142,4 +142,4 @@ def test_what_a_step_writes_as_its_own_record_is_its_own_business() -> None:
     attempt.commit()
     assert faults(step) == ""
     put(step, RECORD, '{"name": "other"}')
-    assert "is of the step 'other'" in faults(step)
+    assert "belongs to the step 'other'" in faults(step)

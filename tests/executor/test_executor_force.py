@@ -305,7 +305,7 @@ def test_a_dry_run_gives_the_reason_of_each_step(
     for key, reason in {
         "failing": "its last attempt failed. Set retry_failed",
         "elsewhere": "v4-8",
-        "reads": "is built by no run",
+        "reads": "which no run builds",
     }.items():
         assert listed[key].startswith("Dry run: would be blocked: ")
         assert reason in listed[key]

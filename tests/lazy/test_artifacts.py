@@ -64,7 +64,9 @@ def test_a_result_that_is_not_there_is_a_file_not_found(record: Any, tmp_path: P
 def test_what_does_not_fit_is_an_error(tmp_path: Path) -> None:
     write_artifact({"count": "many"}, str(tmp_path))
 
-    with pytest.raises(OutputNotReadyError, match=rf"{tmp_path}: the recorded result is no Stats"):
+    with pytest.raises(
+        OutputNotReadyError, match=rf"{tmp_path}: the recorded result is not a valid Stats"
+    ):
         read_artifact(str(tmp_path), Stats)
     with pytest.raises(TypeError, match="pydantic model"):
         read_artifact(str(tmp_path), dict)  # type: ignore[type-var]
