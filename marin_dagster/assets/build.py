@@ -91,7 +91,7 @@ def _callers_level() -> int:
 
 
 def _input_steps(marin: MarinGraph, step: StepLike) -> dict[str, StepLike]:
-    # Dagster itself compares external data: it knows only the versions that somebody reported.
+    # Without external data: Dagster compares the versions that were reported to it.
     built = {marin.keys[dep.output_path]: dep for dep in step.deps if not is_external(dep)}
     inputs = _inputs(marin.specs[step.output_path])
     return {name: built[key] for name, key in inputs.items() if key in built}

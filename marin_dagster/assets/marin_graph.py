@@ -21,7 +21,7 @@ DEFAULT_IO_MANAGER_KEY = "marin_io_manager"
 _ONE_GROUP = 40
 """Steps of a graph that the UI still shows well in one group."""
 _LONGEST_LABEL = 24
-"""Characters of the label that tells steps apart; the lineage cuts longer names in the middle."""
+"""Characters of a label in a key; the lineage cuts longer names in the middle."""
 _NOT_IN_GROUPS = re.compile(r"[^A-Za-z0-9_]")
 
 
@@ -29,8 +29,8 @@ _NOT_IN_GROUPS = re.compile(r"[^A-Za-z0-9_]")
 class MarinGraph:
     """A graph of steps, and how a translator shows it in Dagster. All builders accept one.
 
-    To make one checks the graph alone; :attr:`keys` and :attr:`specs` are made when first asked
-    for. Both have the graph's order.
+    The translator is called when :attr:`keys` or :attr:`specs` is first read. All mappings are in
+    the order of the graph.
     """
 
     graph: StepGraph
@@ -49,7 +49,7 @@ class MarinGraph:
         io_manager_key: str = DEFAULT_IO_MANAGER_KEY,
         group_name: str | None = None,
     ) -> "MarinGraph":
-        """The graph of what a builder was given as steps.
+        """The value for the argument ``steps`` of a builder.
 
         Args:
             steps: the steps, or a function that returns them, or their graph; a ``MarinGraph`` is
@@ -81,8 +81,8 @@ class MarinGraph:
     def keys(self) -> Mapping[str, dg.AssetKey]:
         """The asset key of each output path, unique within the graph.
 
-        Steps that share a name have what tells them apart in the key, ``train_lr-0.1_1a2b3c4d``,
-        and lazy artifacts their version.
+        The keys of steps that share a name end with the attributes that differ and the hash,
+        ``train_lr-0.1_1a2b3c4d``; those of lazy artifacts end with the version.
 
         Raises:
             CollisionError: two steps of different names have one key.
@@ -172,9 +172,9 @@ Steps = StepGraph | MarinGraph | Iterable[StepLike] | Callable[[], Iterable[Step
 
 
 def _suffixes(graph: StepGraph, paths: Sequence[str]) -> dict[str, str]:
-    """The suffixes that tell the keys of steps apart that share a name.
+    """Suffixes for the keys of steps that share a name.
 
-    The lineage shows them: first the attributes that differ, then the hash, which decides.
+    The lineage shows them: first the attributes that differ, then the hash, which is unique.
     """
     versions = [artifact_version(graph.steps[path]) for path in paths]
     if None not in versions and len(set(versions)) == len(paths):

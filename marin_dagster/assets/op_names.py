@@ -1,9 +1,9 @@
 """Names of ops, which are Dagster's step keys: readable, and one for each asset key of a graph.
 
 An op's name holds letters, digits and underscores only. ``models/llama-3.1-8b`` becomes
-``models__llama_3_1_8b``. Only where two keys of one graph would share such a plain name is it
-spelled out, ``models__llama_dash_3_dot_1_dash_8b``; a key can be read back from its spelled-out
-name, so that no two keys share one.
+``models__llama_3_1_8b``. If two keys of one graph would share such a plain name, both are spelled
+out, ``models__llama_dash_3_dot_1_dash_8b``; a key can be read back from its spelled-out name, so no
+two keys share one.
 """
 
 import keyword
@@ -43,7 +43,7 @@ def _plain(key: dg.AssetKey) -> str:
 
 
 def _spelled_out(key: dg.AssetKey) -> str:
-    """A name that stands for this key alone.
+    """A name that no other key has.
 
     The parts of the key are joined by two underscores. ``-`` becomes ``_dash_``, ``.`` becomes
     ``_dot_``, and any other character its code point, such as ``_u3d_`` for ``=``. Underscores stay
@@ -66,7 +66,7 @@ def _spelled(part: str, unwanted: str) -> str:
 
 
 def _read(name: str) -> list[str]:
-    """The parts of the key whose spelled-out name this is, read from left to right."""
+    """The parts of the key with this spelled-out name."""
     parts = [""]
     for token in _TOKEN.finditer(name):
         if token[0] in (_BETWEEN_PARTS, _SLASH):

@@ -156,12 +156,12 @@ def _tick(
     _log_unknown(context, watched, found)
     built_at = _times(watched, found)
     before = SensorCursor.parse(context.cursor)
-    news = [
+    changes = [
         compare(item, found[path], built_at.get(path), entries.get(item.key), before)
         for item in watched
         for path in (item.step.output_path,)
     ]
-    fresh = [item for item in news if item.kind is not None]
+    fresh = [item for item in changes if item.kind is not None]
     if fresh:
         keys = [item.watched.key for item in fresh]
         runs = {**running, **_runs_in_progress(instance)}
@@ -179,11 +179,11 @@ def _tick(
         entries |= last_events(instance, list(others))
     versions = {key: last_version(entry) for key, entry in entries.items()}
     events = dict(_events(context, graph, fresh, found, versions))
-    after = SensorCursor.after(before, news, frozenset(events))
+    after = SensorCursor.after(before, changes, frozenset(events))
     return dg.SensorResult(
         asset_events=list(events.values()),
         cursor=after.cursor(),
-        skip_reason=dg.SkipReason(_summary(events, news, len(watched))),
+        skip_reason=dg.SkipReason(_summary(events, changes, len(watched))),
     )
 
 
@@ -227,7 +227,7 @@ def _times(
 def _events(
     context: dg.SensorEvaluationContext,
     graph: StepGraph,
-    news: Sequence[StoreChange],
+    changes: Sequence[StoreChange],
     found: Mapping[str, LookUp],
     versions: dict[dg.AssetKey, str | None],
 ) -> Iterator[tuple[dg.AssetKey, dg.AssetMaterialization | dg.AssetObservation]]:
@@ -237,10 +237,10 @@ def _events(
     def is_built(path: str) -> bool:
         return found[path].state is CacheState.HIT
 
-    for start in range(0, len(news), _AT_ONCE):
+    for start in range(0, len(changes), _AT_ONCE):
         if time.monotonic() - began > _READING_S:
             return
-        some = news[start : start + _AT_ONCE]
+        some = changes[start : start + _AT_ONCE]
         hits = {
             item.watched.step.output_path: item.watched.step
             for item in some
@@ -271,17 +271,17 @@ def _metadata(
 
 
 def _materialization(
-    news: StoreChange,
+    change: StoreChange,
     metadata: Mapping[str, Any],
     found: Mapping[str, LookUp],
     versions: Mapping[dg.AssetKey, str | None],
 ) -> dg.AssetMaterialization:
     tags = {
-        DATA_VERSION_TAG: news.version,
-        CODE_VERSION_TAG: news.code_version,
+        DATA_VERSION_TAG: change.version,
+        CODE_VERSION_TAG: change.code_version,
         "dagster/data_version_is_user_provided": "true",
     }
-    for key, step in news.watched.inputs.items():
+    for key, step in change.watched.inputs.items():
         # It read the asset, but which of the asset's events is unknown.
         tags[f"dagster/input_event_pointer/{key.to_user_string()}"] = "NULL"
         if step is None or is_external(step) or is_mutable(step):
@@ -290,22 +290,22 @@ def _materialization(
         else:
             tags[input_version_tag(key)] = recorded_version(step, found[step.output_path].drift)
     return dg.AssetMaterialization(
-        news.watched.key,
-        description=f"{address(news.watched.step)} was found finished in the cache.",
+        change.watched.key,
+        description=f"{address(change.watched.step)} was found finished in the cache.",
         metadata=metadata,
         tags=tags,
     )
 
 
-def _observation(news: StoreChange, look: LookUp, *, needed: bool) -> dg.AssetObservation:
-    step = news.watched.step
-    if news.kind is ChangeKind.FAILED:
-        return cut_off(news.watched.key, step)
+def _observation(change: StoreChange, look: LookUp, *, needed: bool) -> dg.AssetObservation:
+    step = change.watched.step
+    if change.kind is ChangeKind.FAILED:
+        return cut_off(change.watched.key, step)
     metadata: dict[str, Any] = {
-        CACHE: str(news.kind),
+        CACHE: str(change.kind),
         OUTPUT_PATH: dg.MetadataValue.path(step.output_path),
     }
-    match news.kind:
+    match change.kind:
         case ChangeKind.RUNNING:
             owner = sendable(look.owner or "unknown")
             metadata[OWNER] = owner
@@ -313,16 +313,20 @@ def _observation(news: StoreChange, look: LookUp, *, needed: bool) -> dg.AssetOb
         case _:
             text = removed(needed)
     return dg.AssetObservation(
-        news.watched.key, description=f"{address(step)}: {text}", metadata=metadata
+        change.watched.key, description=f"{address(step)}: {text}", metadata=metadata
     )
 
 
-def _summary(events: Mapping[dg.AssetKey, object], news: Sequence[StoreChange], steps: int) -> str:
+def _summary(
+    events: Mapping[dg.AssetKey, object], changes: Sequence[StoreChange], steps: int
+) -> str:
     checked = f"{steps} step{'s' * (steps != 1)} checked"
     if not events:
         return f"{checked}: nothing new."
-    kinds = Counter(_LABELS[item.kind] for item in news if item.kind and item.watched.key in events)
-    put_off = sum(item.kind is not None for item in news) - len(events)
+    kinds = Counter(
+        _LABELS[item.kind] for item in changes if item.kind and item.watched.key in events
+    )
+    put_off = sum(item.kind is not None for item in changes) - len(events)
     rest = f"; {put_off} more on the next ticks" if put_off else ""
     counts = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
     return f"{checked}: {counts}{rest}."
