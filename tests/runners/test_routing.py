@@ -161,7 +161,7 @@ def test_an_unknown_runner_is_said_with_those_that_there_are() -> None:
         ({"default": "nowhere"}, "default: there is no runner 'nowhere'"),
         ({"default_with_resources": "proces"}, r"default_with_resources: .*mean 'process'"),
         ({"routes": [Route(runner="nowhere", device="tpu")]}, r"routes\[0\].runner: there is no"),
-        ({"routes": [Route(runner="process", device="npu")]}, r"routes\[0\].device: 'npu' is none"),
+        ({"routes": [Route(runner="process", device="npu")]}, r"routes\[0\].device: 'npu' must be"),
         ({"routes": [Route(runner="inline", min_ram="lots")]}, r"routes\[0\].min_ram: 'lots'"),
     ],
 )
