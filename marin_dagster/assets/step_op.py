@@ -116,12 +116,12 @@ class StepOp:
                 _register(dep, cache, control, context)
         outcome = cache.begin(
             self.step,
-            force=control.force,
-            retry_failed=control.retry_failed,
-            hit_expected=control.hit_expected,
+            force=control.options.force,
+            retry_failed=control.options.retry_failed,
+            hit_expected=control.options.hit_expected,
             run=_identity(context, control),
             warn=_warn(context, control),
-            wait=control.wait,
+            wait=control.interrupt.wait,
             log=context.log.info,
         )
         if isinstance(outcome, Hit):
@@ -155,7 +155,7 @@ class StepOp:
     ) -> dict[str, Any]:
         """Log why the step runs; the same as metadata."""
         key = context.asset_key
-        history = control.history or BuildHistory(context.instance, [key])
+        history = control.options.history or BuildHistory(context.instance, [key])
         reasons = history.reasons(attempt, key, self.graph, context.log)
         if attempt.previous is Status.RUNNING and history.was_finished(attempt, key):
             # The worker that began to rebuild it died and could not report that.
@@ -202,13 +202,13 @@ class StepOp:
 
 
 def _identity(context: dg.AssetExecutionContext, control: StepControl) -> RunIdentity:
-    return RunIdentity(context.run.job_name, context.run.run_id, control.from_script)
+    return RunIdentity(context.run.job_name, context.run.run_id, control.options.from_script)
 
 
 def _warn(
     context: dg.AssetExecutionContext, control: StepControl
 ) -> Callable[[StepLike, Drift], None]:
-    return partial(control.drifts.warn, run_log=context.log)
+    return partial(control.options.drifts.warn, run_log=context.log)
 
 
 def _warn_of_executor(context: dg.AssetExecutionContext) -> None:
@@ -266,7 +266,9 @@ def _register(
         control.attempts.append(attempt)
         _run_inline(attempt, control)
 
-    cache.register(step, adopt, run=run, warn=warn, wait=control.wait, log=context.log.info)
+    cache.register(
+        step, adopt, run=run, warn=warn, wait=control.interrupt.wait, log=context.log.info
+    )
 
 
 def _build(
@@ -289,26 +291,26 @@ def _run(
     attempt: Attempt, control: StepControl, context: dg.AssetExecutionContext
 ) -> dict[str, Any]:
     left_over = read_job_file(attempt.folder)
-    place = control.place
+    place = control.options.place
     if place.runner == INLINE and left_over is None:
         _run_inline(attempt, control)
         return {}
     controls = DriverCallbacks(
-        check=control.check,
-        waking=control.waking,
+        check=control.interrupt.check,
+        waking=control.interrupt.waking,
         write=_write,
         log=context.log.info,
         describers=DESCRIBERS,
-        log_levels=control.log_levels,
+        log_levels=control.options.log_levels,
     )
     # The job's output goes to the step's log.
     with control.captured():
         job, runner = None, place.runner
         if left_over is not None:
-            job = reattach(control.runners, left_over, attempt, controls)
+            job = reattach(control.options.runners, left_over, attempt, controls)
             runner = left_over.runner if job is not None else runner
         if job is None and runner != INLINE:
-            job = submit(control.runners[runner], attempt, place.request, controls)
+            job = submit(control.options.runners[runner], attempt, place.request, controls)
         if job is not None:
             try:
                 finish(job, attempt, controls)
@@ -325,9 +327,9 @@ def _run(
 
 
 def _run_inline(attempt: Attempt, control: StepControl) -> None:
-    control.check()
+    control.interrupt.check()
     attempt.withdraw()
-    with control.user_code():
+    with control.interrupt.user_code(), control.captured():
         attempt.result = run_inline(attempt.step, attempt.provenance)
 
 

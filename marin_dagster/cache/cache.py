@@ -17,7 +17,8 @@ over each other's outputs.
 
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -206,7 +207,7 @@ class StepCache:
             attempt = self._acquire(step, folder, lock, watch)
             if attempt is None:
                 continue
-            try:
+            with _ending_on_error(attempt):
                 # Again, now that no other worker can change it.
                 status = read_status(folder)
                 if status is Status.SUCCESS and not rebuild:
@@ -220,16 +221,7 @@ class StepCache:
                 attempt.stands = status is Status.SUCCESS
                 if not attempt.stands:
                     write_status(folder, Status.RUNNING)
-            except StepError:
-                attempt.give_back()
-                raise
-            except StoreTimeoutError as error:
-                attempt.leave(error)
-                raise
-            except BaseException:
-                attempt.fail()
-                raise
-            return attempt
+                return attempt
 
     def register(
         self,
@@ -275,6 +267,22 @@ class StepCache:
             lock.release(worker_id)
             raise
         return Attempt(step, folder, _lease=lease)
+
+
+@contextmanager
+def _ending_on_error(attempt: Attempt) -> Iterator[None]:
+    """End an attempt that the body could not begin."""
+    try:
+        yield
+    except StepError:
+        attempt.give_back()
+        raise
+    except StoreTimeoutError as error:
+        attempt.leave(error)
+        raise
+    except BaseException:
+        attempt.fail()
+        raise
 
 
 def _hit(step: StepLike, folder: OutputDir, warn: Callable[[StepLike, Drift], Any]) -> Hit:

@@ -141,23 +141,10 @@ def decide(
     to_run: list[str] = []
     pruned: dict[str, str] = {}
     hits: dict[str, PlannedStep] = {}
-    drifted: dict[str, Drift] = {}
     blocked: dict[str, MarinDagsterError] = {}
     expected: set[str] = set()
-    # An ordinary step always runs, so the outputs that it reads are needed. Our checks take what
-    # is there.
-    checks = {
-        step.key
-        for step in plan.steps
-        if step.key not in planned and isinstance(compute_of(context, step), StepOp | IntegrityOp)
-    }
-    required = {
-        planned[dep].step.output_path
-        for key, deps in executable.items()
-        if key not in planned and key not in checks
-        for dep in deps
-        if dep in planned
-    } | wanted
+    checks = _checks(context, plan, planned)
+    required = _read_by_ordinary_steps(executable, planned, checks) | wanted
     # A backfill waits for a materialization of each asset that it asked for; an observation or a
     # skipped step leaves it, and all that is below, without one.
     is_backfill = BACKFILL_TAG in context.dagster_run.tags
@@ -177,8 +164,6 @@ def decide(
             blocked[key_of[path]] = unknown[path]
         for path in run.hits - unknown.keys():
             hits[key_of[path]] = planned[key_of[path]]
-            if (drift := seen.found[path].drift) is not None:
-                drifted[key_of[path]] = drift
             if not run.pruned.isdisjoint(graph.dependencies(path)):
                 expected.add(key_of[path])
         for path, key in key_of.items():
@@ -198,7 +183,8 @@ def decide(
         for path, missing in run.blocked.items():
             blocked[key_of[path]] = DependencyNotBuiltError(blocked_message(graph, path, missing))
     places, refused = _places(planned, [*to_run, *hits], overrides, routing)
-    # A hit with nowhere to run must stay one.
+    drifted = {key: drift for key in hits if (drift := looks[key].drift) is not None}
+    # No runner takes it, so it must not be built.
     expected |= refused.keys()
     versions = {key: recorded_version(hit.step, drifted.get(key)) for key, hit in hits.items()}
     served, saved_s = _known_to_instance(context.instance, hits, versions)
@@ -221,6 +207,30 @@ def decide(
         done=frozenset(done & mutable),
         expected_hits=frozenset(expected),
     )
+
+
+def _checks(
+    context: PlanExecutionContext, plan: ExecutionPlan, planned: Mapping[str, PlannedStep]
+) -> set[str]:
+    """Steps that only check one of our outputs."""
+    return {
+        step.key
+        for step in plan.steps
+        if step.key not in planned and isinstance(compute_of(context, step), StepOp | IntegrityOp)
+    }
+
+
+def _read_by_ordinary_steps(
+    executable: Mapping[str, set[str]], planned: Mapping[str, PlannedStep], checks: set[str]
+) -> set[str]:
+    """Output paths that ordinary steps read: these always run. Checks take what is there."""
+    return {
+        planned[dep].step.output_path
+        for key, deps in executable.items()
+        if key not in planned and key not in checks
+        for dep in deps
+        if dep in planned
+    }
 
 
 def _cache(

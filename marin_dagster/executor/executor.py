@@ -1,9 +1,7 @@
 """``MarinExecutor``: one run's steps in threads, with what is cached left out."""
 
-import asyncio
 import threading
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -11,8 +9,6 @@ from functools import partial
 import dagster as dg
 
 from marin_dagster._compat import (
-    ActiveExecution,
-    EngineEventData,
     ExecuteRunWithPlanIterable,
     ExecutionPlan,
     PlanExecutionContext,
@@ -22,9 +18,8 @@ from marin_dagster._compat import (
     StepDependencyConfig,
 )
 from marin_dagster.assets.build_history import BuildHistory
-from marin_dagster.assets.step_control import StepControl
+from marin_dagster.assets.step_control import StepOptions
 from marin_dagster.cache import DriftLog
-from marin_dagster.events.metadata import cut_off
 from marin_dagster.executor.compute_logs import job_log_levels
 from marin_dagster.executor.config import ExecutorSettings
 from marin_dagster.executor.decisions import (
@@ -44,11 +39,10 @@ from marin_dagster.executor.step_events import (
     report_unreachable,
     summary,
 )
+from marin_dagster.executor.step_loop import OptionsOf, StepLoop
 from marin_dagster.executor.step_outcomes import find_outcomes
 from marin_dagster.executor.threads import StepThreads
 from marin_dagster.runners import INLINE_PLACEMENT, Routing, Runner
-
-_LOOK_FOR_INTERRUPT_S = 0.2
 
 
 @dataclass(frozen=True)
@@ -158,9 +152,9 @@ class MarinExecutor(dg.Executor):
         failed, tally = False, RunSummary()
         managed = job_context.instance.managed_python_loggers
         log_levels = job_log_levels(managed, self.settings.log_level)
-        control_of = partial(self._control, decisions, routing.runners, history, log_levels)
+        options_of = partial(self._options, decisions, routing.runners, history, log_levels)
         try:
-            for event in self._carry_out(job_context, execution_plan, decisions, control_of):
+            for event in self._carry_out(job_context, execution_plan, decisions, options_of):
                 failed = failed or event.is_step_failure
                 tally.count(event)
                 yield event
@@ -181,7 +175,7 @@ class MarinExecutor(dg.Executor):
         job_context: PlanExecutionContext,
         execution_plan: ExecutionPlan,
         decisions: Decisions,
-        control_of: Callable[..., StepControl],
+        options_of: OptionsOf,
     ) -> Iterator[dg.DagsterEvent]:
         yield from report(job_context, execution_plan, decisions, self.drifts)
         keep = decisions.keep(execution_plan)
@@ -189,7 +183,7 @@ class MarinExecutor(dg.Executor):
         cached = [key for key in keep if key in decisions.cached]
         vanished: set[str] = set()
         for event in self._start(
-            job_context, execution_plan, cached, nullcontext(), decisions, control_of
+            job_context, execution_plan, cached, nullcontext(), decisions, options_of
         ):
             if event.is_step_failure and event.step_key:
                 vanished.add(event.step_key)
@@ -198,7 +192,7 @@ class MarinExecutor(dg.Executor):
         report_unreachable(job_context, execution_plan, lost)
         others = [key for key in keep if key not in decisions.cached and key not in lost]
         slots = RunSlots(job_context.instance, job_context.dagster_run)
-        yield from self._start(job_context, execution_plan, others, slots, decisions, control_of)
+        yield from self._start(job_context, execution_plan, others, slots, decisions, options_of)
 
     def _start(
         self,
@@ -207,7 +201,7 @@ class MarinExecutor(dg.Executor):
         keys: list[str],
         slots: AbstractContextManager[RunSlots | None],
         decisions: Decisions,
-        control_of: Callable[..., StepControl],
+        options_of: OptionsOf,
     ) -> Iterator[dg.DagsterEvent]:
         """Run some of the plan's steps, in threads."""
         if not keys:
@@ -228,7 +222,8 @@ class MarinExecutor(dg.Executor):
         ):
             threads = StepThreads(self.settings.log_level)
             try:
-                yield from self._run(job_context, active, decisions, threads, control_of)
+                loop = StepLoop(job_context, active, decisions, threads, options_of, self.stop)
+                yield from loop.run()
             finally:
                 # Whatever ends the run, no step of it goes on as if nothing had happened.
                 threads.interrupt()
@@ -237,83 +232,7 @@ class MarinExecutor(dg.Executor):
                     for key in threads.running:
                         context.free_step(key)
 
-    def _run(
-        self,
-        job_context: PlanExecutionContext,
-        active: ActiveExecution,
-        decisions: Decisions,
-        threads: StepThreads,
-        control_of: Callable[..., StepControl],
-    ) -> Iterator[dg.DagsterEvent]:
-        outputs: dict[str, dg.DagsterEvent] = {}
-        retries: dict[str, dg.DagsterEvent] = {}
-        interrupted_at: float | None = None
-        while threads.running or not active.is_complete:
-            interrupted = active.check_for_interrupts() or self.stop.is_set()
-            if interrupted_at is None and interrupted:
-                yield dg.DagsterEvent.engine_event(
-                    job_context,
-                    f"Interrupted: stopping {len(threads.running)} steps",
-                    EngineEventData.interrupted(list(threads.running)),
-                )
-                active.mark_interrupted()
-                threads.interrupt()
-                interrupted_at = time.monotonic()
-            if interrupted_at is None:
-                for step in active.get_steps_to_execute():
-                    state = active.get_known_state()
-                    again = state.get_retry_state().get_attempt_count(step.key) > 0
-                    control = control_of(step.key, again=again)
-                    context = job_context
-                    if step.key not in decisions.planned:
-                        # An ordinary asset may be async, and a loop runs in one thread only.
-                        control.event_loop = asyncio.new_event_loop()
-                        plan = job_context.execution_plan
-                        context = context_for(job_context, plan, control.event_loop)
-                    threads.start(context.for_step(step, state), control)
-                yield from active.concurrency_event_iterator(job_context)
-            elif all(
-                time.monotonic() - interrupted_at > decisions.grace_s(key)
-                for key in threads.running
-            ):
-                for key in threads.running:
-                    job_context.log.error(
-                        f"Step {key} did not stop within {decisions.grace_s(key):.0f} s and is "
-                        "left behind; its lease runs out, and until then others wait for it."
-                    )
-                    step_context = job_context.for_step(active.get_step_by_key(key))
-                    for attempt in threads.attempts(key):
-                        if attempt.cut_off:
-                            lost = cut_off(decisions.planned[key].asset_key, attempt.step)
-                            yield dg.DagsterEvent.asset_observation(step_context, lost)
-                break
-            for message in threads.messages(_pause_s(active)):
-                key, event = message.step_key, message.event
-                if event is None:
-                    if key in retries:
-                        active.handle_event(retries.pop(key))
-                    active.verify_complete(job_context, key)
-                    continue
-                yield event
-                if message.from_hook or event.event_type is dg.DagsterEventType.LOGS_CAPTURED:
-                    continue
-                output = outputs.pop(key, None)
-                if output is not None and not event.is_step_failure:
-                    active.handle_event(output)
-                if event.is_step_up_for_retry:
-                    # Not before the thread of this attempt has ended, hooks and logs included.
-                    retries[key] = event
-                elif event.is_successful_output:
-                    # Dagster says so before the IO manager stores it; nobody may read it until the
-                    # step has something else to say.
-                    outputs[key] = event
-                else:
-                    active.handle_event(event)
-            yield from active.plan_events_iterator(job_context)
-        if interrupted_at is not None:
-            raise dg.DagsterExecutionInterruptedError
-
-    def _control(
+    def _options(
         self,
         decisions: Decisions,
         runners: Mapping[str, Runner],
@@ -322,8 +241,9 @@ class MarinExecutor(dg.Executor):
         key: str,
         *,
         again: bool,
-    ) -> StepControl:
-        return StepControl(
+    ) -> StepOptions:
+        return StepOptions(
+            is_ours=key in decisions.planned,
             place=decisions.places.get(key, INLINE_PLACEMENT),
             runners=runners,
             failures=None if self.failures is None else self.failures.setdefault(key, []),
@@ -336,8 +256,3 @@ class MarinExecutor(dg.Executor):
             drifts=self.drifts,
             log_levels=log_levels,
         )
-
-
-def _pause_s(active: ActiveExecution) -> float:
-    # sleep_interval() is 0 when nothing waits for a retry or a slot.
-    return min(_LOOK_FOR_INTERRUPT_S, max(0.0, active.sleep_interval()) or _LOOK_FOR_INTERRUPT_S)

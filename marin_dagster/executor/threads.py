@@ -1,5 +1,6 @@
 """The threads that run steps, and the queue on which their events reach the main thread."""
 
+import asyncio
 import contextvars
 import queue
 import threading
@@ -45,13 +46,24 @@ class StepThreads:
         """The attempts that a running step has begun."""
         return tuple(self._running[key].attempts)
 
-    def start(self, context: dg.StepExecutionContext, control: StepControl) -> None:
-        """Run a step in a new thread, with the caller's context variables."""
+    def start(
+        self,
+        context: dg.StepExecutionContext,
+        control: StepControl,
+        event_loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        """Run a step in a new thread, with the caller's context variables.
+
+        Args:
+            context: the step.
+            control: the step's options, and the way to interrupt it.
+            event_loop: the step's own loop, closed when the thread ends.
+        """
         key = context.step.key
         self._running[key] = control
         thread = threading.Thread(
             target=contextvars.copy_context().run,
-            args=(self._work, context, control),
+            args=(self._work, context, control, event_loop),
             name=f"marin-step-{key}",
             # A step that cannot be stopped must not keep the process from ending.
             daemon=True,
@@ -61,7 +73,7 @@ class StepThreads:
     def interrupt(self) -> None:
         """Stop every running step."""
         for control in self._running.values():
-            control.interrupt()
+            control.interrupt.set()
 
     def messages(self, timeout_s: float) -> Iterator[StepMessage]:
         """What is in the queue; waits up to ``timeout_s`` for the first."""
@@ -79,17 +91,20 @@ class StepThreads:
     def _sender(self, key: str) -> Callable[[dg.DagsterEvent], None]:
         return lambda event: self._messages.put(StepMessage(key, event))
 
-    def _work(self, context: dg.StepExecutionContext, control: StepControl) -> None:
+    def _work(
+        self,
+        context: dg.StepExecutionContext,
+        control: StepControl,
+        event_loop: asyncio.AbstractEventLoop | None,
+    ) -> None:
         key = context.step.key
         step_control.set(control)
         events: list[dg.DagsterEvent] = []
         try:
             with step_log(context, self._sender(key), self.log_level) as captured:
-                # A step of ours says itself where its function begins and ends; of an ordinary one
-                # everything counts.
-                ours = control.event_loop is None
                 control.captured = captured
-                with nullcontext() if ours else captured():
+                # Our op captures its function only; of an ordinary op, the log gets everything.
+                with nullcontext() if control.options.is_ours else captured():
                     for event in dagster_event_sequence_for_step(context):
                         events.append(event)
                         self._messages.put(StepMessage(key, event))
@@ -105,6 +120,6 @@ class StepThreads:
         finally:
             for attempt in control.attempts:
                 attempt.fail()
-            if control.event_loop is not None:
-                control.event_loop.close()
+            if event_loop is not None:
+                event_loop.close()
             self._messages.put(StepMessage(key))
