@@ -88,7 +88,7 @@ __all__ = [
 
 
 def execution_data(context: PlanExecutionContext) -> Any:
-    """What a run's context is made of beside its plan; a context for another plan needs it."""
+    """The part of a run's context that does not depend on its plan."""
     return context._execution_data
 
 

@@ -8,10 +8,10 @@
     │   ├── CollisionError                 two different steps claim one output path or asset key
     │   ├── StepNameError                  a name or path that cannot be a folder of a store
     │   ├── HashAttributeError (TypeError) an attribute that JSON or a fingerprint cannot hold
-    │   ├── VersionError                   no version of an artifact, or none that it may depend on
+    │   ├── VersionError                   an artifact without a version, or one not allowed
     │   ├── InputsError (TypeError)        inputs that a step's function cannot take
     │   └── FingerprintMismatchError       a recipe is not the one that its handle expects
-    ├── ResourceError (ValueError)         a resource request that makes no sense
+    ├── ResourceError (ValueError)         a resource request that is not valid
     ├── StoreError (OSError)               the store refused to read or write a file of the cache
     │   └── StoreTimeoutError                 it did not answer in time
     ├── RecordError                        a record that is missing or cannot be read
@@ -19,7 +19,7 @@
     ├── RunnerError                        a runner cannot take a step, or did not finish it
     │   ├── RoutingError (ValueError)      no such runner, or one that cannot honour the resources
     │   ├── EngineError                    the engine does not answer, or refused the job
-    │   │   └── EngineTimeoutError            it did not answer, so a job may have begun or not
+    │   │   └── EngineTimeoutError         the engine did not answer: the job may have begun or not
     │   ├── RemoteFunctionError            the step's function raised, in its job
     │   ├── JobFailedError                 the job died: a signal, out of memory, an exit code
     │   └── JobLostError                   the engine lost the job: its node is gone, or preempted
@@ -70,7 +70,7 @@ class HashAttributeError(GraphError, TypeError):
 
 
 class VersionError(GraphError):
-    """No version of an artifact, or one that it may not depend on."""
+    """An artifact has no version, or depends on a version that is not allowed."""
 
 
 class InputsError(GraphError, TypeError):
@@ -82,7 +82,7 @@ class FingerprintMismatchError(GraphError):
 
 
 class ResourceError(MarinDagsterError, ValueError):
-    """A resource request that makes no sense."""
+    """A resource request that is not valid."""
 
 
 class StoreError(MarinDagsterError, OSError):
@@ -123,7 +123,7 @@ class RemoteFunctionError(RunnerError):
     def __init__(self, message: str, details: Any = None) -> None:
         super().__init__(message)
         self.details = details
-        """What ``Controls.describers`` made of the exception, in the job; None for most."""
+        """What ``DriverCallbacks.describers`` made of the exception in the job; None for most."""
 
 
 class JobFailedError(RunnerError):
@@ -170,7 +170,7 @@ class OutputNotReadyError(StepError):
 
 
 class ResultMissingError(OutputNotReadyError, FileNotFoundError):
-    """There is no record at a path, or none that holds a result; as Marin, a file not found."""
+    """A path has no record, or a record without result; as in Marin, a ``FileNotFoundError``."""
 
 
 class ArtifactTypeMismatchError(StepError):
@@ -182,8 +182,7 @@ class UndeclaredDependencyError(StepError, ValueError):
 
 
 class AdoptedDataMissingError(StepError, FileNotFoundError):
-    """There is nothing, or nothing finished, where adopted or pinned data should be; as Marin, a
-    file not found."""
+    """Adopted or pinned data is missing or not finished; as in Marin, a ``FileNotFoundError``."""
 
 
 class ResultError(StepError, TypeError):

@@ -27,10 +27,10 @@ def build_marin_executor(
     made in code, such as one around a Fray client of your own.
 
     Args:
-        max_concurrent: how many steps run at once unless the run's config says otherwise; 0 means
-            the default, 8.
-        runners: more runners, by the names that routes and steps call them. They are yours: no
-            run closes them.
+        max_concurrent: how many steps run at once unless the run's config sets it; 0 means the
+            default, 8.
+        runners: more runners, by the names that routes and steps use. No run closes them; that is
+            up to you.
 
     Raises:
         ValueError: the number is negative.
@@ -61,12 +61,12 @@ def runner_executor(
     Args:
         max_concurrent: how many steps run at once.
         runners: more runners, by name.
-        required: output paths that are wanted whatever reads them, as those are that a caller of
-            Marin's StepRunner lists.
+        required: output paths to build even if no selected step reads them, such as the steps
+            that a script lists.
         failures: receives what steps raised, by step key.
         drifts: warns of drifted outputs, once in this run.
-        built: output paths that the same call has built in earlier runs, which are not built again
-            whatever their version; receives those of this run.
+        built: output paths that the same call built in earlier runs; they are not built again, not
+            even ``dev`` versions. Receives those of this run.
         stop: interrupts the run when it is set.
     """
     return _executor(
@@ -93,5 +93,5 @@ def _executor(
 
 
 marin_executor: dg.ExecutorDefinition = build_marin_executor()
-"""Runs steps in threads of the run worker: at most ``max_concurrent`` at once, nothing that is
-cached, and nothing that only cached steps need. Its config is described in the launchpad."""
+"""Runs steps in threads of the run worker, at most ``max_concurrent`` at once. Leaves out cached
+steps and those that only cached steps need. The launchpad describes its config."""

@@ -1,6 +1,6 @@
 """Each step's ``stdout``, ``stderr`` and ``logging`` lines in its own compute log, while it runs.
 
-How what is written finds its log is in ``log_capture``; where the log goes, in ``log_streams``.
+``log_capture`` finds the log for what a thread writes; ``log_streams`` stores the log.
 """
 
 import logging
@@ -30,7 +30,7 @@ class _StepLog:
         level: int,
     ) -> None:
         self.level = level
-        """The lowest level of lines from loggers whose level nobody has set."""
+        """The lowest level of lines from loggers without a level."""
         self._context = context
         self._announce = announce
         self._mutex = threading.RLock()
@@ -40,10 +40,10 @@ class _StepLog:
 
     def write(self, name: str, text: str) -> None:
         """Write to ``stdout`` or ``stderr``; a log that is broken or closed never breaks a step."""
-        # Half of a surrogate pair has no UTF-8, and must not cost the line.
+        # UTF-8 cannot hold half of a surrogate pair; the rest of the line can be written.
         text = text.encode("utf-8", "backslashreplace").decode()
         with self._mutex:
-            # A thread that outlives its step has nowhere to write any more.
+            # A thread may outlive its step; what it writes then has no log.
             if self._closed:
                 return
             try:
@@ -69,7 +69,7 @@ class _StepLog:
 
     def _open(self) -> dict[str, IO[Any] | None]:
         if not self._streams:
-            # Neither what a log manager logs nor the event is output of the step.
+            # What the log manager logs and the event itself do not belong to the step's log.
             with writing_to(None):
                 self._streams = self._opened_streams()
         return self._streams
@@ -78,7 +78,7 @@ class _StepLog:
         context = self._context
         step_key, attempt = context.step.key, context.previous_attempt_count + 1
         manager = context.instance.compute_log_manager
-        # A log of its own for each attempt: in cloud storage, the next would replace it.
+        # Each attempt has its own log: in cloud storage, the next would replace it.
         name = step_key if attempt == 1 else f"{step_key}-{attempt}"
         key = manager.build_log_key_for_run(context.run_id, name)
         streams = self._opened.enter_context(log_streams(manager, key))
@@ -96,11 +96,11 @@ def step_log(
     Args:
         context: the step.
         announce: receives the event that points Dagster to the log, once there is one.
-        level: the lowest level of Python's logging in the log, where nobody has set a logger's own.
+        level: the lowest level of Python's logging in the log, for loggers without a level.
 
     Yields:
         Makes a context in which what is written belongs to the log. It is for the user's code:
-        what Dagster's own console reports about the step is no output of the step.
+        what Dagster's console reports about the step does not belong to the log.
     """
     log = _StepLog(context, announce, level)
     for handler in context.log.handlers:
@@ -117,7 +117,7 @@ def job_log_levels(managed_loggers: Iterable[str], level: int) -> dict[str, int]
 
     Args:
         managed_loggers: names of the loggers that Dagster manages, from the instance's settings.
-        level: the lowest level of lines from loggers whose level nobody has set.
+        level: the lowest level of lines from loggers without a level.
     """
     managed = {name: logging.getLogger(name).level for name in managed_loggers if name != "root"}
     set_levels = {name: own for name, own in managed.items() if own != logging.NOTSET}
@@ -126,7 +126,7 @@ def job_log_levels(managed_loggers: Iterable[str], level: int) -> dict[str, int]
 
 def _keep_to_step(handler: logging.Handler, log: _StepLog) -> None:
     """Let one step's handler, which Dagster puts on loggers of the process, take only its own
-    records; what it writes to a console is no output of the step."""
+    records; what it writes to a console does not belong to the step's log."""
     handle = handler.handle
 
     def handle_own(record: logging.LogRecord) -> Any:

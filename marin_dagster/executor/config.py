@@ -28,32 +28,32 @@ from marin_dagster.runners import (
 _LOG_LEVEL = dg.Enum(
     "MarinLogLevel", [dg.EnumValue(level) for level in ("DEBUG", "INFO", "WARNING")]
 )
-"""Python's own default is WARNING, and what is above it no log should lack."""
+"""No higher level: a log must never lack warnings, which Python logs by default."""
 
 DEFAULT_MAX_CONCURRENT = 8
-"""Steps that run at once when nobody says otherwise; Marin's default."""
+"""Steps that run at once by default, as in Marin."""
 
 
 @dataclass(frozen=True)
 class ExecutorSettings:
-    """One run's choices."""
+    """The executor's settings for one run."""
 
     max_concurrent: int
     """Steps that run at once, as configured; see :attr:`limit`."""
     force: bool | tuple[str, ...]
-    """Build finished steps, too: all selected ones, or those named."""
+    """Build finished steps again: all selected steps, or those named."""
     retry_failed: bool
     """Build steps whose last attempt failed."""
     dry_run: bool
-    """Report what would become of each step, and run nothing."""
+    """Report what the run would do with each step, and run nothing."""
     log_level: int
-    """The lowest level of Python's logging in steps' logs, where nobody has set a logger's own."""
+    """The lowest level of Python's logging in steps' logs, for loggers without a level."""
     retries: RetryMode
-    """Whether Dagster's retry policies count."""
+    """Whether Dagster's retry policies apply."""
     tag_concurrency_limits: list[dict[str, Any]]
     """Limits for steps with a tag."""
     step_dependency_config: StepDependencyConfig
-    """When a step may start with regard to its dependencies."""
+    """Which dependencies must have ended before a step may start."""
     routing: Mapping[str, Any]
     """Runners and routes, as configured; see :meth:`routing_config`."""
 
@@ -80,8 +80,8 @@ class ExecutorSettings:
         """Steps that run at once, at least 1.
 
         Raises:
-            ValueError: ``max_concurrent`` is negative. Asked for once the run has started, so that
-                the run itself fails with this message.
+            ValueError: ``max_concurrent`` is negative. Checked once the run has started, so that
+                the run fails with this message.
         """
         return effective_max_concurrent(self.max_concurrent)
 
@@ -89,7 +89,7 @@ class ExecutorSettings:
         """The runners and routes, checked.
 
         Raises:
-            RoutingError: a value that makes no sense. Asked for once the run has started.
+            RoutingError: a value is not valid. Checked once the run has started.
         """
         try:
             return RoutingConfig.model_validate(_without_none(self.routing))
@@ -101,7 +101,7 @@ def effective_max_concurrent(value: int) -> int:
     """``value``, or the default for 0.
 
     Raises:
-        ValueError: it is negative, or no number.
+        ValueError: it is negative or not an integer.
     """
     if not isinstance(value, int) or value < 0:
         raise ValueError(
@@ -112,7 +112,7 @@ def effective_max_concurrent(value: int) -> int:
 
 
 def _without_none(value: Any) -> Any:
-    """Config without the fields that Dagster fills with None because nobody gave them."""
+    """Config without the fields that Dagster fills with None because they are not set."""
     if isinstance(value, Mapping):
         return {name: _without_none(part) for name, part in value.items() if part is not None}
     return [_without_none(part) for part in value] if isinstance(value, list) else value
@@ -130,7 +130,7 @@ def config_schema(max_concurrent: int) -> dict[str, dg.Field]:
             dg.ScalarUnion(scalar_type=bool, non_scalar_schema=[str]),
             default_value=False,
             description=(
-                "Build steps although the cache has their output: true for every selected step, or "
+                "Build steps although their output is cached: true for every selected step, or "
                 "a list of step names, names with hash, or asset keys."
             ),
         ),
@@ -138,7 +138,7 @@ def config_schema(max_concurrent: int) -> dict[str, dg.Field]:
             bool,
             default_value=True,
             description=(
-                "Build steps again whose last attempt failed. When false, such a step fails "
+                "Build steps again if their last attempt failed. If false, such a step fails "
                 "at once."
             ),
         ),
@@ -146,8 +146,8 @@ def config_schema(max_concurrent: int) -> dict[str, dg.Field]:
             bool,
             default_value=False,
             description=(
-                "Report what this run would do with each selected step and why: run, serve, leave "
-                "out or fail. Reads the store, runs nothing and writes nothing."
+                "Report what this run would do with each selected step and why: run, serve, "
+                "prune or fail. Reads the store, runs nothing and writes nothing."
             ),
         ),
         "log_level": dg.Field(
@@ -155,8 +155,8 @@ def config_schema(max_concurrent: int) -> dict[str, dg.Field]:
             default_value="INFO",
             description=(
                 "The lowest level of Python's logging in a step's log. A level that your code or "
-                "python_logs in dagster.yaml sets for a logger comes first; the root logger's can "
-                "only add lines."
+                "python_logs in dagster.yaml sets for a logger overrides it; the root logger's "
+                "can only add lines."
             ),
         ),
         **_routing_schema(),
@@ -172,24 +172,24 @@ def _routing_schema() -> dict[str, dg.Field]:
         "runners": dg.Field(
             dg.Map(str, dg.Selector(types), key_label_name="name"),
             is_required=False,
-            description="Engines that take steps: for each name, its type and settings.",
+            description="Runners by name, each with its type and settings.",
         ),
         "routes": dg.Field(
             [_field_of(Route).config_type],
             is_required=False,
-            description="Which steps go to which runner; the first rule that fits counts.",
+            description="Which steps go to which runner. First match wins.",
         ),
         "default": dg.Field(
             str,
             default_value=INLINE,
-            description="The runner for steps without resources; inline is the run worker.",
+            description="The runner for steps without resources; inline means in the run worker.",
         ),
         "default_with_resources": dg.Field(
             str,
             is_required=False,
             description=(
-                "The runner for steps with resources. When not given: the one in runners, or "
-                "process, on this machine, when there is none."
+                "The runner for steps with resources. Default: the only one in runners; process, "
+                "on the run worker's machine, if runners is empty."
             ),
         ),
         "steps": dg.Field(
@@ -197,14 +197,14 @@ def _routing_schema() -> dict[str, dg.Field]:
             is_required=False,
             description=(
                 "Runner, resources and environment of single steps in this run, by step name, name "
-                "with hash, or asset key. Comes before everything else."
+                "with hash, or asset key. Overrides all other settings."
             ),
         ),
     }
 
 
 def _field_of(model: type[RunnerSettings]) -> dg.Field:
-    """A settings model of the runners, which know no Dagster, as a Dagster config field."""
+    """A runner's settings model as a Dagster config field; runners do not import Dagster."""
     fields: dict[str, Any] = {
         name: (info.annotation, info) for name, info in model.model_fields.items()
     }

@@ -1,4 +1,4 @@
-"""What becomes of each step of a run: pruned, served, blocked, or handed to a thread."""
+"""Decides for each step of a run: prune, serve, block, or run it in a thread."""
 
 import asyncio
 from collections.abc import Collection, Iterable, Mapping
@@ -36,58 +36,58 @@ _REMOTE_GRACE_S = 75.0
 
 @dataclass(frozen=True)
 class Decisions:
-    """The run's plan, by step key. Steps that are not mentioned run as they are."""
+    """The run's plan, by step key. A step in none of the groups runs."""
 
     planned: Mapping[str, PlannedStep]
     """The steps of this run that are ours."""
     looks: Mapping[str, LookUp]
-    """What the store says of them."""
+    """Their state in the store."""
     places: Mapping[str, Placement]
-    """Where the functions run of the steps that are not in the cache."""
+    """Where each step's function runs."""
     checks: frozenset[str]
     """Steps that only check an output."""
     pruned: Mapping[str, str]
-    """Left alone, and why."""
+    """Not run because nothing needs them, and why."""
     drifted: Mapping[str, Drift]
     """In the cache, but built by another recipe."""
     cached: frozenset[str]
     """In the cache."""
     served: frozenset[str]
-    """Of these, known to this instance: observed without starting the op."""
+    """Cached steps that this instance has recorded: observed without starting the op."""
     saved_s: Mapping[str, float]
-    """Seconds that the builds took of those that are served, where this instance recorded it."""
+    """Seconds that the builds of served steps took, as far as this instance recorded them."""
     blocked: Mapping[str, MarinDagsterError]
-    """Cannot run, and what to do."""
+    """Steps that cannot run, with an error that explains what to do."""
     unroutable: Mapping[str, Exception]
-    """Must run, and no runner can take them: nothing of the run may start."""
+    """Steps that must run and that no runner takes: the run must not start."""
     unreachable: Mapping[str, tuple[str, ...]]
-    """Below blocked steps: these dependencies will not come."""
+    """Steps downstream of blocked ones, with the dependencies that they miss."""
     forced: frozenset[str]
-    """Built although the cache has them."""
+    """Built although they are cached."""
     done: frozenset[str]
     """``dev`` versions that an earlier worker of this run has built."""
     expected_hits: frozenset[str]
-    """In the cache, and their inputs are pruned: must be served, not built."""
+    """Cached steps whose inputs are pruned: must be served, not built."""
 
     def check_places(self) -> None:
-        """To be called before anything runs: what has been submitted costs money.
+        """Call this before anything runs: submitted jobs cost money.
 
         Raises:
-            RoutingError: steps that must run have no runner that can take them.
+            RoutingError: no runner takes some steps that must run.
         """
         if self.unroutable:
             raise RoutingError("\n".join(map(str, self.unroutable.values())))
 
     @property
     def runs_remotely(self) -> bool:
-        """Whether a function will run elsewhere than in the run worker."""
+        """Whether a function will run outside the run worker."""
         return any(self._is_remote(key) for key in self.places if key not in self.cached)
 
     def _is_remote(self, key: str) -> bool:
         return key in self.places and self.places[key].runner != INLINE
 
     def grace_s(self, key: str) -> float:
-        """Seconds in which a step must have stopped once it was told to."""
+        """Seconds that a step has to stop after an interrupt."""
         return _REMOTE_GRACE_S if self._is_remote(key) else _GRACE_S
 
     def keep(self, plan: ExecutionPlan) -> list[str]:
@@ -96,7 +96,7 @@ class Decisions:
         return [key for key in plan.step_keys_to_execute if key not in dropped]
 
     def may_build(self, plan: ExecutionPlan) -> list[dg.AssetKey]:
-        """Assets of the steps of ours that threads run."""
+        """Assets of our steps that threads run."""
         return [self.planned[key].asset_key for key in self.keep(plan) if key in self.planned]
 
 
@@ -105,7 +105,7 @@ def context_for(
     plan: ExecutionPlan,
     event_loop: asyncio.AbstractEventLoop | None = None,
 ) -> PlanExecutionContext:
-    """The same context for another plan, in which steps look their outputs up, or another loop."""
+    """The same context with another plan or event loop; steps find inputs through the plan."""
     return PlanExecutionContext(
         plan_data=context.plan_data._replace(execution_plan=plan),
         execution_data=execution_data(context),
@@ -124,7 +124,7 @@ def decide(
     wanted: frozenset[str] = frozenset(),
     built: frozenset[str] = frozenset(),
 ) -> Decisions:
-    """Look the steps up, all at once, and decide what becomes of each. Writes nothing.
+    """Look up all steps at once and decide what to do with each. Writes nothing.
 
     Raises:
         StepError: ``force`` or ``steps`` names a step that this run does not have.
@@ -145,8 +145,8 @@ def decide(
     expected: set[str] = set()
     checks = _checks(context, plan, planned)
     required = _read_by_ordinary_steps(executable, planned, checks) | wanted
-    # A backfill waits for a materialization of each asset that it asked for; an observation or a
-    # skipped step leaves it, and all that is below, without one.
+    # A backfill waits for a materialization of each of its assets; an observation or a skipped
+    # step would keep it, and everything downstream, waiting.
     is_backfill = BACKFILL_TAG in context.dagster_run.tags
     if is_backfill:
         required |= {found.step.output_path for found in planned.values()}
@@ -170,7 +170,7 @@ def decide(
             if path not in run.run:
                 continue
             failed = seen.found[path].state is CacheState.FAILED
-            # The failure before a retry of this run is not an old one.
+            # A failure in this run, before a retry, is not a failure of an earlier run.
             if failed and not settings.retry_failed and not _attempts(plan, key):
                 blocked[key] = previous_failure(graph.steps[path])
             else:
@@ -247,7 +247,7 @@ def _places(
     overrides: Mapping[str, StepOverride],
     routing: Routing,
 ) -> tuple[dict[str, Placement], dict[str, Exception]]:
-    """Where each step runs, and why others have nowhere to run."""
+    """Where each step runs, and why no runner takes the others."""
     places: dict[str, Placement] = {}
     refused: dict[str, Exception] = {}
     for key in keys:
@@ -282,7 +282,7 @@ def _attempts(plan: ExecutionPlan, key: str) -> int:
 def unreachable(
     executable: Mapping[str, set[str]], blocked: Collection[str], hits: Collection[str]
 ) -> dict[str, tuple[str, ...]]:
-    """The steps below blocked ones, and what each misses; a hit misses nothing."""
+    """The steps downstream of blocked ones, and what each misses; a hit misses nothing."""
     lost: dict[str, tuple[str, ...]] = {}
     grew = bool(blocked)
     while grew:

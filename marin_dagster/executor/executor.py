@@ -1,4 +1,4 @@
-"""``MarinExecutor``: one run's steps in threads, with what is cached left out."""
+"""``MarinExecutor``: runs the steps of one run in threads, except those that are cached."""
 
 import threading
 from collections.abc import Iterator, Mapping
@@ -49,18 +49,18 @@ from marin_dagster.runners import INLINE_PLACEMENT, Routing, Runner
 class MarinExecutor(dg.Executor):
     """Runs the steps of one run, each in its own thread of the run worker.
 
-    The main thread decides and reports; it waits on the threads' queue and never polls them.
+    The main thread decides and reports. It waits for the threads' events in one queue.
     """
 
     settings: ExecutorSettings
     runners: Mapping[str, Runner] = field(default_factory=dict)
-    """Runners made in code, by name, beside those that the config describes."""
+    """Runners made in code, by name, in addition to those of the config."""
     required: frozenset[str] = frozenset()
-    """Output paths that are wanted whatever reads them."""
+    """Output paths to build even if no selected step reads them."""
     failures: dict[str, list[BaseException]] | None = None
-    """Where to leave what steps raised, by step key."""
+    """Receives what steps raise, by step key."""
     from_script: bool = False
-    """The run's process is the user's own script."""
+    """Whether the run's process is the user's script."""
     drifts: DriftLog = field(default_factory=DriftLog)
     """Warns of drifted outputs, once in this run."""
     built: set[str] = field(default_factory=set)
@@ -70,12 +70,12 @@ class MarinExecutor(dg.Executor):
 
     @property
     def retries(self) -> RetryMode:
-        """Whether Dagster's retry policies count."""
+        """Whether Dagster's retry policies apply."""
         return self.settings.retries
 
     @property
     def step_dependency_config(self) -> StepDependencyConfig:
-        """When a step may start with regard to its dependencies."""
+        """Which dependencies must have ended before a step may start."""
         return self.settings.step_dependency_config
 
     def execute(
@@ -125,7 +125,7 @@ class MarinExecutor(dg.Executor):
             fates = find_outcomes(execution_plan, decisions, history)
             doing = f"Executing {count} steps in threads, at most {limit} at once"
             if dry_run:
-                doing = f"Dry run of {count} steps: nothing runs, and the store is only read"
+                doing = f"Dry run of {count} steps: runs nothing and only reads the store"
             yield report_fates(job_context, execution_plan, fates, doing)
             if dry_run:
                 yield from report_dry_run(job_context, execution_plan, fates)
@@ -146,7 +146,7 @@ class MarinExecutor(dg.Executor):
             self.failures.update((key, [error]) for key, error in decisions.blocked.items())
         if routing.chose_process and decisions.runs_remotely:
             job_context.log.info(
-                "No runner is configured: steps with resources run in processes of this machine."
+                "No runner is configured: steps with resources run in processes on this machine."
             )
         job_context.log.info(summary(execution_plan, decisions))
         failed, tally = False, RunSummary()
@@ -179,7 +179,7 @@ class MarinExecutor(dg.Executor):
     ) -> Iterator[dg.DagsterEvent]:
         yield from report(job_context, execution_plan, decisions, self.drifts)
         keep = decisions.keep(execution_plan)
-        # What is cached needs nothing that runs here, and no slot of a pool: it comes first.
+        # Cached steps come first: they need neither other steps nor a slot of a pool.
         cached = [key for key in keep if key in decisions.cached]
         vanished: set[str] = set()
         for event in self._start(
@@ -225,9 +225,9 @@ class MarinExecutor(dg.Executor):
                 loop = StepLoop(job_context, active, decisions, threads, options_of, self.stop)
                 yield from loop.run()
             finally:
-                # Whatever ends the run, no step of it goes on as if nothing had happened.
+                # Whatever ends the run, its steps must stop.
                 threads.interrupt()
-                # Nobody else frees the slot of a step that is left behind.
+                # Nothing else frees the slot of a step that is left behind.
                 if context is not None:
                     for key in threads.running:
                         context.free_step(key)
@@ -248,7 +248,7 @@ class MarinExecutor(dg.Executor):
             runners=runners,
             failures=None if self.failures is None else self.failures.setdefault(key, []),
             force=key in decisions.forced,
-            # The failure before a retry of this run is not an old one.
+            # A failure in this run, before a retry, is not a failure of an earlier run.
             retry_failed=self.settings.retry_failed or again,
             hit_expected=key in decisions.expected_hits,
             history=history,

@@ -1,4 +1,4 @@
-"""What threads print and log, sent to the log of the step that they work for.
+"""Sends what a thread prints and logs to the log of its step.
 
 Dagster's own capture redirects the descriptors of the process, which threads share. Here the
 process's ``sys.stdout`` and ``sys.stderr`` become routers for as long as any step runs: what is
@@ -28,7 +28,7 @@ class LogTarget(Protocol):
     """The log of one step."""
 
     level: int
-    """The lowest level of lines from loggers whose level nobody has set."""
+    """The lowest level of lines from loggers without a level."""
 
     def write(self, name: str, text: str) -> None:
         """Write to ``stdout`` or ``stderr``; a log that is broken or closed never breaks a step."""
@@ -87,7 +87,7 @@ class _Router(io.TextIOBase):
         self.original = original
 
     def write(self, text: str) -> int:
-        """Write everywhere it belongs; a broken log or terminal never breaks the step."""
+        """Write to the stream and the step's log; a broken one never breaks the step."""
         log = _log.get()
         if log is not None:
             log.write(self.name, text)
@@ -103,7 +103,7 @@ class _Router(io.TextIOBase):
                 self.original.flush()
 
     def close(self) -> None:
-        """Nothing: a step that closes its stdout must not close everybody's."""
+        """Does nothing: a step that closes its stdout must not close that of the process."""
 
     def fileno(self) -> int:
         if self.original is None:
@@ -133,7 +133,7 @@ _FORMATTER = logging.Formatter(LOG_FORMAT)
 
 
 def _enable_for_log(is_enabled_for: Callable[..., bool]) -> Callable[..., bool]:
-    """``Logger.isEnabledFor`` that is also true for what only the step's log wants."""
+    """``Logger.isEnabledFor`` that is also true for records that only the step's log takes."""
 
     def is_enabled_for_log(logger: logging.Logger, level: int) -> bool:
         return is_enabled_for(logger, level) or _is_for_log_only(logger, level)
@@ -229,7 +229,7 @@ class _Installation:
         setattr(owner, name, value)
 
         def restore() -> None:
-            # Somebody else may have put their own in its place meanwhile; leave that alone.
+            # Other code may have replaced it meanwhile; leave that alone.
             if getattr(owner, name) is value:
                 setattr(owner, name, old)
 

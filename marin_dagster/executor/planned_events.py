@@ -1,4 +1,4 @@
-"""Keeps what a failed run left alone from being shown as failed, too."""
+"""If part of a run fails, only failed assets and those downstream are marked failed."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -16,12 +16,12 @@ from marin_dagster.events.asset_records import last_events
 def withdraw_planned_events(
     context: PlanExecutionContext, assets: Mapping[dg.AssetKey, str]
 ) -> None:
-    """Take back that this run was to materialize these assets.
+    """Withdraw this run's plan to materialize these assets.
 
-    Dagster writes down for every selected asset that a run plans to materialize it, and calls it
-    failed when the run that planned it last has failed without. It knows no way to say that an
-    asset was not needed or is served. So a newer plan, of no run, takes this one's place, and the
-    asset looks as if nobody had asked for it.
+    Dagster records for every selected asset that a run plans to materialize it, and shows the asset
+    as failed if its latest such run fails without materializing it. Dagster has no event for an
+    asset that was pruned or served. So this records a newer plan that belongs to no run, and the
+    asset keeps the status that it had.
 
     Args:
         context: of the run.
@@ -29,7 +29,7 @@ def withdraw_planned_events(
     """
     instance, run_id = context.instance, context.run_id
     for key, step_key in assets.items():
-        # Just before, for another run may plan it; that plan is not ours to take back.
+        # Read just before the write: the plan of another run must stay.
         entry = last_events(instance, [key]).get(key)
         if entry is not None and entry.run_id == run_id:
             planned = dg.DagsterEvent.build_asset_materialization_planned_event(
@@ -42,7 +42,7 @@ def withdraw_planned_events(
 def withdrawing_on_error(
     context: PlanExecutionContext, assets: Mapping[dg.AssetKey, str]
 ) -> Iterator[None]:
-    """:func:`withdraw_plans` when the body raises: nothing was tried, so nothing has failed."""
+    """:func:`withdraw_planned_events` if the body raises: no step ran, so none has failed."""
     try:
         yield
     except Exception:

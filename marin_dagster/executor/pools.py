@@ -11,10 +11,10 @@ _LOOK_S = 1.0
 class RunSlots(InstanceConcurrencyContext):
     """A run's slots, which its steps pass on to each other at once.
 
-    Dagster lets each step that found its pool full ask again after a second, then less and less
-    often, up to every 15 seconds; with many steps, these questions take all the time there is. But
-    a slot that becomes free is assigned to the step that is next. So one question for each pool,
-    every second and whenever a step of this run has freed a slot, finds who has one.
+    In Dagster, each step whose pool is full claims a slot again after a second, then less and less
+    often, up to every 15 seconds; with many steps, these claims take all the time. But Dagster
+    assigns a free slot to the next step in the queue. So one query for each pool, every second and
+    whenever a step of this run frees a slot, finds the steps that have one.
     """
 
     def __init__(self, *arguments: Any) -> None:
@@ -48,7 +48,7 @@ class RunSlots(InstanceConcurrencyContext):
                 for waiting in info.pending_steps
                 if waiting.run_id == self._run_id
                 and waiting.assigned_timestamp is None
-                # A pool without slots may have been deleted; Dagster knows what that means.
+                # A pool without slots may have been deleted; Dagster decides then.
                 and info.slot_count > 0
             )
         return self._unassigned[pool]

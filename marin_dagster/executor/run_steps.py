@@ -1,4 +1,4 @@
-"""The steps of a run that are ours, and what a run's config can call them."""
+"""The steps of a run that are ours, and the names for them in a run's config."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
@@ -38,7 +38,7 @@ class PlannedStep:
 def steps_of_run(context: PlanExecutionContext, plan: ExecutionPlan) -> dict[str, PlannedStep]:
     """The steps of the plan that build our assets, by step key, in topological order.
 
-    Where a run selects the check of an asset alone, its step is not among them.
+    A step of which a run selects only the check is left out.
     """
     found = {}
     layer = context.job_def.asset_layer
@@ -70,8 +70,8 @@ def by_graph(planned: Mapping[str, PlannedStep]) -> Iterable[tuple[StepGraph, di
 
 
 class StepNames:
-    """What a run's config can call a step: its name, its name with hash, a lazy artifact's address,
-    or its asset key."""
+    """Finds the steps that a run's config names: by name, name with hash, address of a lazy
+    artifact, or asset key."""
 
     def __init__(self, context: PlanExecutionContext, planned: Mapping[str, PlannedStep]) -> None:
         self._context = context
@@ -80,7 +80,7 @@ class StepNames:
         for key, found in planned.items():
             for name in (*_names(found.step), found.asset_key.to_user_string()):
                 self._keys[name].add(key)
-        # A run may be a part of the one that its config was made for.
+        # A run may select only some of the steps that its config names.
         self._others = {key.to_user_string() for key in _asset_keys(context)}
         for graph, _ in by_graph(planned):
             self._others.update(name for step in graph.steps.values() for name in _names(step))
@@ -100,7 +100,7 @@ class StepNames:
             self._context.log.warning(f"{option} names {name!r}, which this run does not select.")
             return set()
         hint = did_you_mean(name, self._keys)
-        raise StepError(f"{option} names {name!r}, which is no step of this run.{hint}")
+        raise StepError(f"{option} names {name!r}, but this run has no such step.{hint}")
 
 
 def _names(step: StepLike) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""``Tally``: what a run has come to, in one line at its end."""
+"""``RunSummary``: one line at the end of a run: how many steps were built, served and so on."""
 
 from dataclasses import dataclass, field
 
@@ -38,9 +38,9 @@ class RunSummary:
             self._succeeded.add(key)
 
     def text(self, plan: ExecutionPlan, decisions: Decisions) -> str:
-        """How many steps were built, served, pruned and so on; our checks do not count.
+        """How many steps were built, served, pruned and so on, without our checks.
 
-        The time saved is what the builds of the served outputs took, where this instance has
+        The time saved is what the builds of the served outputs took, as far as this instance
         recorded it.
         """
         steps = set(plan.step_keys_to_execute) - decisions.checks
@@ -59,7 +59,7 @@ class RunSummary:
 
 
 def spoken(seconds: float) -> str:
-    """A duration for people: ``7.5 s``, ``41 min``, ``3 h 20 min``."""
+    """A duration in words: ``7.5 s``, ``41 min``, ``3 h 20 min``."""
     if seconds < 59.5:
         return f"{seconds:.1f} s" if seconds < 9.95 else f"{seconds:.0f} s"
     hours, minutes = divmod(round(seconds / 60), 60)

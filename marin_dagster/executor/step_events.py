@@ -1,4 +1,4 @@
-"""What a run tells of the steps that no thread runs: served, pruned, blocked, or a dry run."""
+"""Events of the steps that no thread runs: served, pruned, blocked, or in a dry run."""
 
 import os
 from collections.abc import Iterator, Mapping
@@ -33,13 +33,13 @@ from marin_dagster.steps.text import summarize
 def report_fates(
     context: PlanExecutionContext, plan: ExecutionPlan, fates: Mapping[str, StepOutcome], doing: str
 ) -> dg.DagsterEvent:
-    """The run's first event: a table of what becomes of each step, and why.
+    """The run's first event: a table of what the run does with each step, and why.
 
     Args:
         context: of the run.
         plan: of the run.
-        fates: what becomes of its steps.
-        doing: what the run does with them.
+        fates: the outcome of each step.
+        doing: what the run does, as the message of the event.
     """
     message = f"{doing} (pid: {os.getpid()})"
     data = EngineEventData.in_process(os.getpid(), plan.step_keys_to_execute)
@@ -56,7 +56,7 @@ def report_dry_run(
     for step in plan.get_steps_to_execute_in_topo_order():
         fate = fates.get(step.key)
         if fate is None:
-            yield _skipped(context.for_step(step), "Dry run: would check what is there")
+            yield _skipped(context.for_step(step), "Dry run: would check the output")
             continue
         would = "would run" if fate.becomes == RUN else f"would be {fate.becomes}"
         roots = [root for root in fate.roots if root != fate.name]
@@ -68,7 +68,7 @@ def report_dry_run(
 
 
 def summary(plan: ExecutionPlan, decisions: Decisions) -> str:
-    """How many steps of the run are cached, pruned, blocked, and to run; others' steps run."""
+    """How many steps of the run are cached, pruned, blocked, and to run; ordinary steps run."""
     stuck = {*decisions.blocked, *decisions.unreachable} - decisions.checks
     counts = {
         "in the cache": len(decisions.cached),
@@ -78,14 +78,14 @@ def summary(plan: ExecutionPlan, decisions: Decisions) -> str:
     }
     total = len(set(plan.step_keys_to_execute) - decisions.checks)
     counts["to run"] = total - sum(counts.values())
-    told = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
-    return f"Steps: {total}" + (f", of which {told}." if told else ".")
+    parts = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
+    return f"Steps: {total}" + (f", of which {parts}." if parts else ".")
 
 
 def report(
     context: PlanExecutionContext, plan: ExecutionPlan, decisions: Decisions, drifts: DriftLog
 ) -> Iterator[dg.DagsterEvent]:
-    """Events of the steps that no thread will run; ``drifts`` warns of those that have drifted."""
+    """Events of the steps that no thread will run; ``drifts`` warns of drifted outputs."""
     checks = _checks(context, decisions)
     for step in plan.get_steps_to_execute_in_topo_order():
         if step.key in decisions.pruned:
@@ -109,7 +109,7 @@ def report(
 def report_unreachable(
     context: PlanExecutionContext, plan: ExecutionPlan, lost: Mapping[str, tuple[str, ...]]
 ) -> None:
-    """Log that steps miss others, as Dagster does of those below a failure."""
+    """Log which dependencies a step misses, as Dagster does downstream of a failure."""
     for step in plan.get_steps_to_execute_in_topo_order():
         if step.key in lost:
             context.for_step(step).log.error(
@@ -121,7 +121,7 @@ def report_unreachable(
 def _checks(
     context: PlanExecutionContext, decisions: Decisions
 ) -> dict[str, dg.AssetCheckEvaluation]:
-    """The selected checks of these steps, by step key: nothing else evaluates them."""
+    """The selected checks of steps that do not run, by step key: nothing else evaluates them."""
     planned = decisions.planned
     left_alone = [key for key in planned if key in decisions.served or key in decisions.pruned]
     checked = {key: planned[key] for key in left_alone if planned[key].check is not None}
@@ -164,7 +164,7 @@ def _observe(
     )
     if evaluation is not None:
         yield dg.DagsterEvent.asset_check_evaluation(context, evaluation)
-    # The UI shows no message of an observation, but it does of a success.
+    # The UI shows the message of a success, not of an observation.
     yield dg.DagsterEvent.from_step(
         event_type=dg.DagsterEventType.STEP_SUCCESS,
         step_context=context,

@@ -1,4 +1,4 @@
-"""``Fate``: what becomes of one step of a run, and why; the same for real and dry runs."""
+"""``StepOutcome``: what a run does with a step, and why; the same for real and dry runs."""
 
 import re
 from collections import Counter
@@ -23,10 +23,10 @@ _LONGEST_REASON = 300
 
 @dataclass(frozen=True)
 class StepOutcome:
-    """What becomes of one step."""
+    """What a run does with one step."""
 
     name: str
-    """The step, as its output is called; of an ordinary asset, its step key."""
+    """The step's name with hash or address; the step key of an ordinary asset."""
     path: str | None
     """Its output path; None for an ordinary asset."""
     becomes: str
@@ -34,9 +34,9 @@ class StepOutcome:
     reasons: tuple[str, ...]
     """Why, at least one line."""
     roots: tuple[str, ...] = ()
-    """Names of the steps that changed themselves and that it runs for."""
+    """Names of the changed steps because of which it runs."""
     changed_itself: bool = False
-    """Whether it is one of them."""
+    """Whether the step itself changed."""
 
     @property
     def why(self) -> str:
@@ -47,18 +47,18 @@ class StepOutcome:
 def find_outcomes(
     plan: ExecutionPlan, decisions: Decisions, history: BuildHistory
 ) -> dict[str, StepOutcome]:
-    """What becomes of each step of the plan, by step key: ours in topological order, then others.
+    """The outcome of each step of the plan, by step key: ours in topological order, then others.
 
-    Checks are left out: they take what is there.
+    Checks are left out.
     """
     outlooks = _outlooks(decisions, history)
-    # Not sorted again: Dagster's way to do that is quadratic in the length of a chain.
+    # Not sorted again: Dagster's sort is quadratic in the length of a chain.
     keys = dict.fromkeys([*decisions.planned, *plan.step_keys_to_execute])
     return {key: _fate(key, decisions, outlooks) for key in keys if key not in decisions.checks}
 
 
 def outcomes_table(fates: Iterable[StepOutcome]) -> str:
-    """The fates as a Markdown table: the steps that changed themselves first, at most 100 rows."""
+    """The outcomes as a Markdown table: changed steps first, at most 100 rows."""
     order = (RUN, BLOCKED, SERVED, PRUNED)
     rows = sorted(fates, key=lambda fate: (not fate.changed_itself, order.index(fate.becomes)))
     lines = ["| step | becomes | why | because of |", "|---|---|---|---|"]
@@ -115,7 +115,7 @@ def _fate(key: str, decisions: Decisions, outlooks: Mapping[str, ExpectedReasons
     name, path = (address(ours.step), ours.step.output_path) if ours else (key, None)
     if key in decisions.unreachable:
         missing = summarize(decisions.unreachable[key])
-        return StepOutcome(name, path, BLOCKED, (f"needs what cannot run: {missing}",))
+        return StepOutcome(name, path, BLOCKED, (f"needs steps that cannot run: {missing}",))
     if ours is None:
         return StepOutcome(name, path, RUN, ("an ordinary asset: runs every time",))
     if key in decisions.blocked:
@@ -134,7 +134,7 @@ def _fate(key: str, decisions: Decisions, outlooks: Mapping[str, ExpectedReasons
     if key not in outlooks:
         owner = decisions.looks[key].owner
         return StepOutcome(
-            name, path, RUN, (f"{owner} is building it: waits, and serves what it makes",)
+            name, path, RUN, (f"{owner} is building it: waits for that, and serves the output",)
         )
     outlook = outlooks[key]
     reasons = outlook.reasons.get(ours.step.output_path)
@@ -158,5 +158,5 @@ def _few(reasons: tuple[str, ...]) -> str:
 
 
 def _cell(text: str) -> str:
-    """Text that ends no cell and starts no HTML or link of its own."""
+    """Text without characters that Markdown would read as cells, HTML or links."""
     return " ".join(re.sub(r"([\\|<\[`*_])", r"\\\1", text).split())

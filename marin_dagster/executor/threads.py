@@ -19,21 +19,21 @@ from marin_dagster.executor.compute_logs import step_log
 
 @dataclass(frozen=True)
 class StepMessage:
-    """Something that a step's thread has to say."""
+    """What a step's thread sends to the main thread."""
 
     step_key: str
     event: dg.DagsterEvent | None = None
     """An event of the step; None when its thread has finished."""
     from_hook: bool = False
-    """The step itself has ended; one of its hooks says this."""
+    """Whether the event is from one of the step's hooks; the step itself has ended."""
 
 
 @dataclass(eq=False)
 class StepThreads:
-    """Runs steps in one thread each."""
+    """Runs each step in its own thread."""
 
     log_level: int
-    """The lowest level of Python's logging in steps' logs, where nobody has set a logger's own."""
+    """The lowest level of Python's logging in steps' logs, for loggers without a level."""
     _messages: "queue.SimpleQueue[StepMessage]" = field(default_factory=queue.SimpleQueue)
     _running: dict[str, StepControl] = field(default_factory=dict)
 
@@ -76,7 +76,7 @@ class StepThreads:
             control.interrupt.set()
 
     def messages(self, timeout_s: float) -> Iterator[StepMessage]:
-        """What is in the queue; waits up to ``timeout_s`` for the first."""
+        """The messages in the queue; waits up to ``timeout_s`` seconds for the first."""
         deadline = time.monotonic() + timeout_s
         while True:
             try:

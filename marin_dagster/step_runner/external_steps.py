@@ -1,4 +1,4 @@
-"""Wanted steps that no run builds: data that is adopted, pinned, or put there by something else."""
+"""Requested steps that no run builds: data that is adopted, pinned, or external."""
 
 import logging
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 def external_faults(
     graph: StepGraph, drifts: DriftLog, *, retry_failed: bool
 ) -> Iterator[Exception]:
-    """See to the wanted steps that no run builds; yields why one cannot be had."""
+    """Check or register the requested steps that no run builds; yields the errors."""
     for path in graph.terminals:
         step = graph.steps[path]
         try:
@@ -29,7 +29,7 @@ def external_faults(
 
 
 def log_external_faults(graph: StepGraph, drifts: DriftLog) -> None:
-    """Log which wanted steps cannot be had that no run builds."""
+    """Log which of the requested steps that no run builds are missing."""
     for path in graph.terminals:
         step = graph.steps[path]
         try:

@@ -1,4 +1,4 @@
-"""``run_drawn``: run steps while an iterable is still making them, a portion after the other."""
+"""``run_drawn``: run steps while an iterable still yields more, one portion after the other."""
 
 import contextvars
 import threading
@@ -13,7 +13,7 @@ _SETTLE_S = 0.2
 
 @dataclass(eq=False)
 class _Portions:
-    """What has been drawn and does not run yet; one thread puts, another takes."""
+    """Steps that are drawn and do not run yet; one thread puts, another takes."""
 
     most: int
     _drawn: list[Any] = field(default_factory=list)
@@ -21,7 +21,7 @@ class _Portions:
     _changed: threading.Condition = field(default_factory=threading.Condition)
 
     def put(self, step: Any) -> bool:
-        """Add a step, once there is room for it; False when nobody takes any more."""
+        """Add a step as soon as fewer than ``most`` wait; False once no more are taken."""
         with self._changed:
             self._changed.wait_for(lambda: self._ended or len(self._drawn) < self.most)
             if not self._ended:
@@ -30,7 +30,7 @@ class _Portions:
             return not self._ended
 
     def take(self) -> list[Any]:
-        """Everything that is there, after waiting for something; nothing at the end."""
+        """All steps that wait; blocks until there are some, and returns none at the end."""
         with self._changed:
             self._changed.wait_for(lambda: self._ended or self._drawn)
             full_at = time.monotonic() + _SETTLE_S
@@ -43,7 +43,7 @@ class _Portions:
             return portion
 
     def end(self, *, drop: bool = False) -> None:
-        """Take no more, and drop what is there when asked to."""
+        """Accept no more steps; with ``drop``, discard those that wait."""
         with self._changed:
             self._ended = True
             if drop:

@@ -1,7 +1,7 @@
 """``StepRunner``: run steps from a script, as Marin's does, with Dagster underneath.
 
-Recorded in the instance that is given, else in that of ``DAGSTER_HOME``, else in one that lasts as
-long as the run. The caller's process is the run worker.
+Records the run in the given instance, else in that of ``DAGSTER_HOME``, else in a temporary one.
+The caller's process is the run worker.
 """
 
 import os
@@ -38,7 +38,7 @@ from marin_dagster.steps import StepGraph, StepLike
 from marin_dagster.steps.protocol import address, is_external
 
 _JOB = "step_runner"
-# Dagster's console tells of every event at DEBUG, some fifty lines for each step.
+# Dagster's console logs every event at DEBUG, some fifty lines for each step.
 _LOGGERS = {"console": {"config": {"log_level": "INFO"}}}
 _DRAWN_AHEAD = 8
 """Steps that are drawn ahead of those that run, in multiples of ``max_concurrent``."""
@@ -50,9 +50,9 @@ class StepResults(Mapping[str, StepOutput]):
     """The outputs of a run's steps: by output path, and also by step, handle or name with hash."""
 
     graph: StepGraph
-    """Everything that the run was about."""
+    """The steps that were asked for, with all their dependencies."""
     dry_run: bool = False
-    """Whether nothing was to run."""
+    """Whether this was a dry run."""
 
     def __getitem__(self, key: Any) -> StepOutput:
         """The finished output.
@@ -73,7 +73,7 @@ class StepResults(Mapping[str, StepOutput]):
         if not finished:
             raise OutputNotReadyError(
                 f"step {address(step)} ({step.output_path}) is not built: nothing in this "
-                "run needed it. Ask for it in run()."
+                "run needed it. Pass it to run()."
             )
         return StepOutput(step.output_path, address(step), read_record(folder))
 
@@ -132,7 +132,7 @@ class _Call:
 
 @dataclass(frozen=True)
 class StepRunner:
-    """Runs steps and everything they need; what is cached is not run."""
+    """Runs steps and everything they need, except what is cached."""
 
     max_concurrent: int = DEFAULT_MAX_CONCURRENT
     """Steps at once; 0 means 8."""
@@ -155,15 +155,15 @@ class StepRunner:
     ) -> StepResults:
         """Run steps, or handles to lazy artifacts; their dependencies need not be listed.
 
-        A list is one run. Any other iterable is drawn from while its first steps run, so that it
-        may have no end or wait for what its steps do; what is drawn while others run is the next
-        run. It is not drawn from further than eight times ``max_concurrent`` steps ahead.
+        A list is one run. Any other iterable is read while its first steps run, so that it may be
+        endless or wait for its own steps; the steps read in the meantime are the next run. At most
+        eight times ``max_concurrent`` steps are read ahead.
 
         Args:
-            steps: what is wanted.
-            dry_run: log what would become of each step, and why, as a run right now would decide
-                it; read the store and write nothing. (Marin's lists every step and reads nothing.)
-            force_run_failed: run steps again whose last attempt failed.
+            steps: the steps to build.
+            dry_run: log what a run would do with each step, and why; read the store and write
+                nothing. (Marin's lists every step and reads nothing.)
+            force_run_failed: run steps again if their last attempt failed.
             max_concurrent: instead of the runner's own.
 
         Returns:
@@ -172,7 +172,7 @@ class StepRunner:
         Raises:
             GraphError: the graph is wrong.
             StepsFailedError: steps failed; independent ones have gone on.
-            RoutingError: steps ask for what no runner can give.
+            RoutingError: no runner takes some steps.
             KeyboardInterrupt: after the running steps have been stopped.
             Exception: what the iterable raised, after what it had yielded has run.
         """
@@ -200,7 +200,7 @@ class StepRunner:
             def run_portion(portion: list[Any]) -> None:
                 graph = StepGraph.from_steps(portion)
                 drawn.extend(graph.steps[path] for path in graph.terminals)
-                # As in one run: nothing is tried a second time, and nothing below it at all.
+                # As in one run: a failed step and those downstream of it do not run again.
                 lost = call.lost(graph)
                 left = [graph.steps[path] for path in graph.terminals if path not in lost]
                 if left:
@@ -256,7 +256,7 @@ class StepRunner:
         if self.instance is not None:
             yield self.instance
         elif os.environ.get("DAGSTER_HOME"):
-            # One at a time: a new home is set up when it is first opened, and by one only.
+            # One thread at a time: the first to open a new home sets it up.
             with _opening:
                 opened = dg.DagsterInstance.get()
                 opened.get_runs_count()
@@ -317,8 +317,8 @@ def _run(
             raised[-1].add_note(f"in step {event.step_key} of run {recorded.run_id}")
             errors.append(raised[-1])
         else:
-            said = event.step_failure_data.error
-            errors.append(StepError(said.message if said else f"step {event.step_key} failed"))
+            error = event.step_failure_data.error
+            errors.append(StepError(error.message if error else f"step {event.step_key} failed"))
     if not errors:
-        raise MarinDagsterError(f"run {recorded.run_id} failed; its log says why.")
+        raise MarinDagsterError(f"run {recorded.run_id} failed; see its log.")
     return errors
