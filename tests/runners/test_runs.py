@@ -248,7 +248,7 @@ def test_a_tag_of_the_translator_names_the_runner(instance: dg.DagsterInstance) 
             "steps names 'bb', but this run has no",
         ),
         ({"steps": {"b": {"runner": "inline", "env": {"A": "1"}}}}, "b_.*it runs inline"),
-        ({"steps": {"b": {"env": {"A=B": "1"}}}}, "b_.*'A=B' is no name"),
+        ({"steps": {"b": {"env": {"A=B": "1"}}}}, "b_.*'A=B' cannot be the name"),
         ({"steps": {"b": {"ram": "lots"}}}, "b_.*in this run's config: .*'lots' is not a size"),
         ({"routes": [{"runner": "process", "device": "npu"}]}, "'npu' must be cpu, gpu or tpu"),
         ({"runners": {"x": {"process": {"gpus": -1}}}}, "runners.x.process: .*gpus"),
