@@ -1,16 +1,14 @@
 """Fixtures and options that every test can use."""
 
 import os
-import socket
-import subprocess
 import sys
-import time
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+
+from helpers.processes import answers, free_port, running_process
 
 if TYPE_CHECKING:
     # The tests of the lower layers load neither.
@@ -64,23 +62,13 @@ def store(tmp_path: Path) -> Path:
 @pytest.fixture(scope="session")
 def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A real S3 server on loopback, with atomic conditional puts; yields its URL."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     log = tmp_path_factory.mktemp("s3") / "server.log"
-    with log.open("wb") as output:
-        server = subprocess.Popen(
-            [sys.executable, str(S3_SERVER), "-H", "127.0.0.1", "-p", str(port)],
-            stdout=output,
-            stderr=subprocess.STDOUT,
-        )
+    command = (sys.executable, str(S3_SERVER), "-H", "127.0.0.1", "-p", str(port))
     url = f"http://127.0.0.1:{port}"
-    try:
-        _wait_until_answers(url, server, log)
+    with running_process(command, log) as process:
+        process.wait(lambda: answers(url))
         yield url
-    finally:
-        server.terminate()
-        server.wait(timeout=10)
 
 
 @pytest.fixture
@@ -131,16 +119,3 @@ def recorder() -> "Recorder":
     from helpers.runs import Recorder
 
     return Recorder()
-
-
-def _wait_until_answers(url: str, server: "subprocess.Popen[bytes]", log: Path) -> None:
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        if server.poll() is not None:
-            break
-        try:
-            urllib.request.urlopen(url, timeout=2).close()
-            return
-        except OSError:
-            time.sleep(0.1)
-    raise RuntimeError(f"the S3 server does not answer at {url}:\n{log.read_text()}")

@@ -7,6 +7,7 @@ from typing import Any
 import dagster as dg
 import pytest
 
+from helpers.cache import finish
 from helpers.runs import Recorder, run_job
 from marin_dagster import (
     DagsterMarinTranslator,
@@ -17,12 +18,6 @@ from marin_dagster import (
     marin_executor,
 )
 from marin_dagster.errors import GraphError
-
-
-def finish(step: StepSpec) -> None:
-    """Mark a step's output as finished, as whoever made it would."""
-    Path(step.output_path).mkdir(parents=True, exist_ok=True)
-    Path(step.output_path, ".executor_status").write_text("SUCCESS")
 
 
 @pytest.mark.parametrize("name", ["config", "input", "context", "class", "dict", "import/a"])

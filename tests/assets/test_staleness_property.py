@@ -5,7 +5,6 @@ calls stale or missing would run, unless an older hash is valid again, which the
 """
 
 import random
-from collections.abc import Iterator
 from typing import Any
 
 import dagster as dg
@@ -13,17 +12,11 @@ import pytest
 from dagster._core.definitions.data_version import CachingStaleStatusResolver, StaleStatus
 from dagster._core.loader import LoadingContextForTest
 
-from helpers.runs import memory_instance, run_job
+from helpers.runs import run_job
 from marin_dagster import StepSpec, build_definitions
 from marin_dagster.cache import CacheState, StepCache
 
 STEPS = 8
-
-
-@pytest.fixture
-def instance() -> Iterator[dg.DagsterInstance]:
-    with memory_instance() as found:
-        yield found
 
 
 def build(output_path: str) -> None:

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from helpers.cache import GUARD_S, LOCK, STATUS, begin, build, get, lease, make, put, wait_until
+from helpers.cache import LOCK, STATUS, begin, build, get, lease, make, put
+from helpers.processes import GUARD_S, wait_until
 from marin_dagster.cache import LeaseTiming, OutputDir, StepCache
 from marin_dagster.cache.heartbeat import HeldLease, keeper
 from marin_dagster.cache.lease import Lease, LeaseWatch, LocalLock

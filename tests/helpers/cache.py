@@ -5,20 +5,18 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from marin_dagster.cache import Attempt, OutputDir, StepCache
+from helpers.processes import GUARD_S
+from marin_dagster.cache import Attempt, OutputDir, StepCache, read_record
 from marin_dagster.cache.lease import LocalLock
 from marin_dagster.cache.previous_outputs import PreviousOutputs
 from marin_dagster.cache.reasons import Reasons, find_reasons
 from marin_dagster.steps import StepSpec
-
-GUARD_S = 120.0
-"""Longest wait for something that must happen; only a deadlock ever takes so long."""
 
 STATUS, LOCK, RECORD, INFO = (
     ".executor_status",
@@ -69,10 +67,22 @@ def put(step: StepSpec, name: str, content: str | bytes) -> None:
     folder.joinpath(name).write_bytes(content if isinstance(content, bytes) else content.encode())
 
 
+def finish(step: StepSpec) -> None:
+    """Mark a local output as finished, as whoever made it would."""
+    put(step, STATUS, "SUCCESS")
+
+
 def get(step: StepSpec, name: str) -> str | None:
     """A file of a local output; None when there is none."""
     path = Path(step.output_path, name)
     return path.read_text() if path.exists() else None
+
+
+def result_of(step: StepSpec) -> dict[str, Any]:
+    """What the record states that the function returned."""
+    record = read_record(OutputDir.at(step.output_path))
+    assert record is not None
+    return record.result or {}
 
 
 def lease(worker_id: str = "foreign-1", age_s: float = 0.0) -> str:
@@ -89,14 +99,6 @@ def tree(folder: str | Path) -> dict[str, tuple[bytes, int]]:
         )
         for path in sorted(Path(folder).rglob("*"))
     }
-
-
-def wait_until(condition: Callable[[], Any], what: str) -> None:
-    """Wait for something that another thread or process brings about."""
-    deadline = time.monotonic() + GUARD_S
-    while not condition():
-        assert time.monotonic() < deadline, f"never came: {what}"
-        time.sleep(0.002)
 
 
 def python(

@@ -1,22 +1,16 @@
 """A real Dagster webserver, driven over GraphQL as the UI drives it, and ``dagster dev``."""
 
 import json
-import os
-import signal
-import socket
-import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-DEADLINE_S = 120
-"""Guard against a hang; no test waits this long when things work."""
+from helpers.processes import answers, free_port, running_process, wait_until
 
 
 @dataclass(frozen=True)
@@ -29,11 +23,7 @@ class DagsterServer:
 
     def answers(self) -> bool:
         """Whether it is there."""
-        try:
-            urllib.request.urlopen(f"{self.url}/server_info", timeout=2).close()
-        except (OSError, urllib.error.URLError):
-            return False
-        return True
+        return answers(f"{self.url}/server_info")
 
     def query(self, text: str, **variables: Any) -> dict[str, Any]:
         """Ask GraphQL; an error in the answer raises."""
@@ -177,72 +167,6 @@ class DagsterServer:
             key=[run_id, "compute_logs", file_key],
         )["capturedLogs"]
         return answer["stdout"] or "", answer["stderr"] or ""
-
-
-def wait_until(holds: Callable[[], Any], what: str, every_s: float = 0.05) -> None:
-    """Wait until ``holds()`` is true; ask every so many seconds."""
-    deadline = time.monotonic() + DEADLINE_S
-    while not holds():
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"waited {DEADLINE_S} s for {what}")
-        time.sleep(every_s)
-
-
-def free_port() -> int:
-    """A port of the loopback interface where nothing listens."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    return port
-
-
-@dataclass(frozen=True)
-class Process:
-    """A server that was started."""
-
-    popen: "subprocess.Popen[bytes]"
-    log: Path
-
-    def wait(self, answers: Callable[[], bool]) -> None:
-        """Wait until it answers."""
-        what = f"{self.popen.args} to answer"
-        wait_until(lambda: self.popen.poll() is not None or answers(), what)
-        if self.popen.poll() is not None:
-            raise RuntimeError(f"{self.popen.args} ended:\n{self.log.read_text()}")
-
-
-@contextmanager
-def running_process(
-    command: Sequence[str], log: Path, *, folder: Path | None = None, **variables: str
-) -> Iterator[Process]:
-    """Start a server in a process group of its own, and stop all of it afterwards.
-
-    Args:
-        command: its command line.
-        log: file for what it writes.
-        folder: where the command is given; by default, here.
-        variables: more environment variables.
-    """
-    with log.open("wb") as output:
-        server = subprocess.Popen(
-            command,
-            cwd=folder,
-            env={**os.environ, **variables},
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-    try:
-        yield Process(server, log)
-    finally:
-        with suppress(ProcessLookupError):
-            os.killpg(server.pid, signal.SIGINT)
-        try:
-            # Runs and the daemon end at once; the webserver would take a quarter of a minute.
-            server.wait(timeout=4)
-        except subprocess.TimeoutExpired:
-            os.killpg(server.pid, signal.SIGKILL)
-            server.wait()
 
 
 DIRECTLY = """\

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from helpers import step_functions
+from helpers.processes import GUARD_S
 from marin_dagster import ResourceConfig, StepSpec
 from marin_dagster.assets.job_exceptions import DESCRIBERS
 from marin_dagster.cache import Attempt, Hit, LeaseTiming, StepCache
@@ -93,7 +94,7 @@ class Drive:
     def end(self) -> "Drive":
         """Wait for the end, and raise what it raised."""
         assert self._thread is not None
-        self._thread.join(step_functions.PATIENCE_S)
+        self._thread.join(GUARD_S)
         assert not self._thread.is_alive(), "the driver hangs"
         if self.error is not None:
             raise self.error
@@ -105,7 +106,7 @@ class Drive:
 
     def until(self, holds: Callable[[], Any]) -> None:
         """Wait until something holds while the step is on its way."""
-        deadline = time.monotonic() + step_functions.PATIENCE_S
+        deadline = time.monotonic() + GUARD_S
         while not holds():
             assert self.error is None, self.error
             assert time.monotonic() < deadline, f"waited in vain; said: {self.said}"

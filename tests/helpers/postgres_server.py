@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from helpers.dagster_server import free_port, wait_until
+from helpers.processes import free_port, wait_until
 
 PROGRAMS = Path("/usr/lib/postgresql")
 """Where Debian has the programs of each version."""

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -18,8 +19,9 @@ import pytest
 
 from helpers import step_functions
 from helpers.job_driver import Drive, Engine, Stopped
+from helpers.processes import is_dead
 from helpers.runs import is_locked, status_of
-from helpers.step_functions import beside, is_dead
+from helpers.step_functions import beside
 from marin_dagster import StepSpec
 from marin_dagster.assets.job_exceptions import restore
 from marin_dagster.cache import OutputDir, read_record
@@ -51,6 +53,12 @@ def is_clean(step: StepSpec) -> bool:
 
 class Conformance:
     """Tests for one engine."""
+
+    @pytest.fixture
+    def runner(self, engine: Engine) -> Iterator[Runner]:
+        runner = engine.runner()
+        yield runner
+        runner.close()
 
     def test_a_function_runs_elsewhere_and_leaves_its_record(
         self, engine: Engine, runner: Runner

@@ -19,9 +19,8 @@ from typing import Any
 
 import pytest
 
-from helpers.step_functions import PATIENCE_S
+from helpers.processes import GUARD_S, free_port
 from marin_dagster import ResourceConfig, StepSpec
-from marin_dagster.cache import OutputDir, read_record
 from marin_dagster.cache.record import step_record
 from marin_dagster.runners import JobStatus, Request, SlurmSettings, StepCall
 from marin_dagster.runners.slurm import SlurmJob, SlurmRunner
@@ -96,7 +95,7 @@ class SlurmServer:
         and gives up sooner."""
         port = self.conf.read_text().partition("SlurmctldPort=")[2].split()[0]
         wrong = self.folder / "unreachable.conf"
-        text = self.conf.read_text().replace(port, str(_free_port()))
+        text = self.conf.read_text().replace(port, str(free_port()))
         wrong.write_text(f"{text}MessageTimeout=3\n")
         return wrong
 
@@ -183,7 +182,7 @@ def slurm_server(folder: Path) -> Iterator[SlurmServer]:
         (folder / name).mkdir(parents=True)
     server = SlurmServer(folder, folder / "slurm.conf")
     server.conf.write_text(
-        CONF.format(host=host, folder=folder, ctld_port=_free_port(), slurmd_port=_free_port())
+        CONF.format(host=host, folder=folder, ctld_port=free_port(), slurmd_port=free_port())
     )
     epilog = folder / "epilog"
     epilog.write_text(f"#!/bin/sh\nwhile [ -e {server.hold} ]; do sleep 0.1; done\n")
@@ -259,7 +258,7 @@ def submit(runner: SlurmRunner, step: StepSpec, name: str = "step-1") -> SlurmJo
 
 def end(job: SlurmJob) -> JobStatus:
     """How the job has ended."""
-    status = job.wait(PATIENCE_S)
+    status = job.wait(GUARD_S)
     assert status.state.final, f"still {status}; {job.trouble}"
     return status
 
@@ -269,22 +268,8 @@ def log_of(job: SlurmJob) -> str:
     return "".join(text for _, text in job.logs())
 
 
-def result_of(step: StepSpec) -> dict[str, Any]:
-    """What the record says that the function returned."""
-    record = read_record(OutputDir.at(step.output_path))
-    assert record is not None
-    return record.result or {}
-
-
 def _require_slurm() -> None:
     if os.geteuid() != 0:
         raise Unavailable("Slurm's daemons need root here")
     if missing := [name for name in DAEMONS if shutil.which(name) is None]:
         raise Unavailable(f"no {', '.join(missing)}: run scripts/install-debian")
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    return port

@@ -6,11 +6,10 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-PATIENCE_S = 120
+from helpers.processes import wait_until
 
 
 def write(output_path: str) -> dict[str, Any]:
@@ -104,21 +103,3 @@ def count(output_path: str) -> int:
 def wait_for(path: Path) -> None:
     """Wait until a file exists and has content."""
     wait_until(lambda: path.exists() and path.read_text())
-
-
-def wait_until(holds: Callable[[], Any]) -> None:
-    """Wait until something holds, or fail after two minutes."""
-    deadline = time.monotonic() + PATIENCE_S
-    while not holds():
-        if time.monotonic() > deadline:
-            raise TimeoutError("waited in vain")
-        time.sleep(0.02)
-
-
-def is_dead(pid: int) -> bool:
-    """Whether a process has gone, or is a zombie that nobody has waited for."""
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (FileNotFoundError, ProcessLookupError):
-        return True
-    return state == "Z"

@@ -11,7 +11,10 @@ import fsspec
 import pytest
 
 if TYPE_CHECKING:
+    from iris_server import IrisServer
     from marin_peer import Calls
+
+    from marin_dagster.runners.fray import FrayRunner
 
 
 def git(folder: Path, *arguments: str) -> None:
@@ -49,6 +52,25 @@ def instance() -> Iterator[dg.DagsterInstance]:
     """A Dagster instance in memory."""
     with dg.DagsterInstance.ephemeral() as instance:
         yield instance
+
+
+@pytest.fixture(scope="module")
+def iris() -> "Iterator[IrisServer]":
+    """A real Iris controller."""
+    from iris_server import iris_server
+
+    with iris_server() as server:
+        yield server
+
+
+@pytest.fixture
+def runner(iris: "IrisServer") -> "Iterator[FrayRunner]":
+    """A runner whose jobs the controller takes."""
+    from fray_steps import new_runner
+
+    runner = new_runner(iris)
+    yield runner
+    runner.close()
 
 
 @pytest.fixture

@@ -6,8 +6,9 @@ import uuid
 from pathlib import Path
 from typing import Any
 
-from iris_server import IrisServer, eventually
+from iris_server import IrisServer
 
+from helpers.processes import is_dead, wait_until
 from marin_dagster import ResourceConfig, StepSpec
 from marin_dagster.cache import OutputDir, read_record
 from marin_dagster.cache.record import step_record
@@ -45,7 +46,7 @@ def submit(runner: FrayRunner, step: Any) -> FrayJob:
 
 def end_of(job: FrayJob) -> JobStatus:
     """How the job has ended, when it has."""
-    eventually(lambda: job.status.state.final, f"job {job.id} to end")
+    wait_until(lambda: job.status.state.final, f"job {job.id} to end")
     return job.status
 
 
@@ -73,15 +74,6 @@ def sleep_with_a_child(output_path: str) -> None:
     pids.with_suffix(".new").rename(pids)
     print("sleeping", flush=True)
     child.wait()
-
-
-def is_dead(pid: int) -> bool:
-    """Whether the process runs no more; nobody may have noticed yet."""
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return True
-    return state in ("Z", "X")
 
 
 def assert_gone(step: Any) -> None:

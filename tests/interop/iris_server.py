@@ -2,17 +2,17 @@
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
-import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from helpers.processes import free_port, is_dead, wait_until
 
 _CONFIG = """
 name: test
@@ -80,7 +80,7 @@ class IrisServer:
                 stderr=log,
                 start_new_session=True,
             )
-        eventually(self._ready, "the Iris controller to answer")
+        wait_until(self._ready, "the Iris controller to answer")
 
     def kill(self) -> None:
         """Let it die without notice, with its workers and their jobs."""
@@ -92,7 +92,7 @@ class IrisServer:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         process.wait()
-        eventually(lambda: not any(map(_alive, doomed)), "the controller's processes to be gone")
+        wait_until(lambda: all(map(is_dead, doomed)), "the controller's processes to be gone")
         self._process = None
 
     def stop(self) -> None:
@@ -116,31 +116,12 @@ def iris_server() -> Iterator[IrisServer]:
     """A started controller; nothing of it is left at the end."""
     # Names of sockets have to be short, and pytest's folders are not.
     with tempfile.TemporaryDirectory(prefix="iris-", ignore_cleanup_errors=True) as folder:
-        server = IrisServer(Path(folder), _free_port())
+        server = IrisServer(Path(folder), free_port())
         try:
             server.start()
             yield server
         finally:
             server.stop()
-
-
-def eventually(condition: Callable[[], object], what: str, timeout_s: float = 120) -> None:
-    """Wait until the condition holds.
-
-    Raises:
-        TimeoutError: it does not.
-    """
-    give_up_at = time.monotonic() + timeout_s
-    while not condition():
-        if time.monotonic() > give_up_at:
-            raise TimeoutError(f"waited {timeout_s:.0f} s for {what}")
-        time.sleep(0.05)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _descendants(pid: int) -> list[int]:
@@ -154,12 +135,3 @@ def _descendants(pid: int) -> list[int]:
     for child in found:
         found.extend(children.get(child, ()))
     return found
-
-
-def _alive(pid: int) -> bool:
-    """Whether the process runs; one that waits for its parent to notice does not."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return False
-    return stat.rpartition(")")[2].split()[0] not in ("Z", "X")

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from iris_server import IrisServer, iris_server
+from iris_server import IrisServer
 
 from helpers.dagster_server import DagsterServer, running_server
 from helpers.slurm_server import SlurmServer, slurm_or_skip
@@ -17,12 +17,6 @@ ENGINES = ("here", "process", "slurm", "iris")
 @pytest.fixture(scope="module")
 def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmServer]:
     with slurm_or_skip(tmp_path_factory.mktemp("slurm")) as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def iris() -> Iterator[IrisServer]:
-    with iris_server() as running:
         yield running
 
 

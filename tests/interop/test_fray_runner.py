@@ -3,7 +3,6 @@
 import os
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +20,9 @@ from fray_steps import (
 )
 from iris.client.client import IrisClient
 from iris.cluster.types import JobName
-from iris_server import IrisServer, eventually, iris_server
+from iris_server import IrisServer
 
+from helpers.processes import wait_until
 from marin_dagster.cache import OutputDir
 from marin_dagster.runners import JobState, JobStatus, Request
 from marin_dagster.runners.fray import FrayRunner
@@ -32,21 +32,8 @@ from marin_dagster.runners.payload import read_fault
 pytestmark = pytest.mark.interop
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[IrisServer]:
-    with iris_server() as server:
-        yield server
-
-
-@pytest.fixture
-def runner(server: IrisServer) -> Iterator[FrayRunner]:
-    runner = new_runner(server)
-    yield runner
-    runner.close()
-
-
 def test_a_job_runs_elsewhere_and_leaves_its_record(
-    runner: FrayRunner, server: IrisServer, tmp_path: Path
+    runner: FrayRunner, iris: IrisServer, tmp_path: Path
 ) -> None:
     def build(output_path: str) -> dict[str, Any]:
         Path(output_path, "data.txt").write_text("made")
@@ -64,7 +51,7 @@ def test_a_job_runs_elsewhere_and_leaves_its_record(
     assert result_of(step)["pid"] != os.getpid()
     assert job.id.endswith(f"/{job.name}")
     assert job.url is not None
-    assert job.url.startswith(f"{server.url}/#/job/")
+    assert job.url.startswith(f"{iris.url}/#/job/")
     assert job.url.endswith(f"%2F{job.name}")
     log = list(job.logs())
     assert [text for stream, text in log if stream == "stderr"] == ["on stderr\n"]
@@ -103,7 +90,7 @@ def test_a_signal_is_named(runner: FrayRunner, tmp_path: Path, number: int, name
 def test_a_running_job_is_cancelled_with_its_children(runner: FrayRunner, tmp_path: Path) -> None:
     step = step_at(tmp_path, sleep_with_a_child)
     job = submit(runner, step)
-    eventually(lambda: started(step), "the step to start")
+    wait_until(lambda: started(step), "the step to start")
 
     job.cancel()
     job.cancel()
@@ -116,7 +103,7 @@ def test_a_running_job_is_cancelled_with_its_children(runner: FrayRunner, tmp_pa
 def test_a_pending_job_is_cancelled(runner: FrayRunner, tmp_path: Path) -> None:
     filling = step_at(tmp_path, sleep_with_a_child, cpu=8)
     first = submit(runner, filling)
-    eventually(lambda: started(filling), "the first step to take the machine")
+    wait_until(lambda: started(filling), "the first step to take the machine")
     waiting = step_at(tmp_path, sleep_with_a_child, cpu=7)
     second = submit(runner, waiting)
 
@@ -142,13 +129,11 @@ def test_a_line_of_the_log_comes_before_the_end(runner: FrayRunner, tmp_path: Pa
     assert end_of(job).state is JobState.SUCCEEDED
 
 
-def test_a_job_is_found_again_by_name(
-    runner: FrayRunner, server: IrisServer, tmp_path: Path
-) -> None:
+def test_a_job_is_found_again_by_name(runner: FrayRunner, iris: IrisServer, tmp_path: Path) -> None:
     step = step_at(tmp_path, sleep_with_a_child)
     job = submit(runner, step)
-    eventually(lambda: started(step), "the step to start")
-    later = new_runner(server)
+    wait_until(lambda: started(step), "the step to start")
+    later = new_runner(iris)
 
     found = later.attach(job.name)
 
@@ -158,7 +143,7 @@ def test_a_job_is_found_again_by_name(
     assert next(found.logs()) == ("stdout", "sleeping\n")
     found.cancel()
     assert end_of(found).state is JobState.CANCELLED
-    ended = new_runner(server).attach(job.name)
+    ended = new_runner(iris).attach(job.name)
     assert ended is not None
     assert ended.status.state is JobState.CANCELLED
     assert later.attach(job.name[:-1]) is None
@@ -167,37 +152,37 @@ def test_a_job_is_found_again_by_name(
 
 
 def test_a_preempted_job_is_lost_not_failed(
-    runner: FrayRunner, server: IrisServer, tmp_path: Path
+    runner: FrayRunner, iris: IrisServer, tmp_path: Path
 ) -> None:
     step = step_at(tmp_path, sleep_with_a_child)
     job = submit(runner, step)
-    eventually(lambda: started(step), "the step to start")
+    wait_until(lambda: started(step), "the step to start")
 
-    preempt(server, job, "somebody pays more")
+    preempt(iris, job, "somebody pays more")
 
     status = end_of(job)
     assert status == JobStatus(JobState.LOST, "preempted: somebody pays more")
     assert_gone(step)
 
 
-def test_iris_may_start_a_preempted_job_again(server: IrisServer, tmp_path: Path) -> None:
+def test_iris_may_start_a_preempted_job_again(iris: IrisServer, tmp_path: Path) -> None:
     def build(output_path: str) -> None:
         if not started(step):
             sleep_with_a_child(output_path)
 
     step = step_at(tmp_path, build)
-    runner = new_runner(server, max_retries_preemption=1)
+    runner = new_runner(iris, max_retries_preemption=1)
     job = submit(runner, step)
-    eventually(lambda: started(step), "the step to start")
+    wait_until(lambda: started(step), "the step to start")
 
-    preempt(server, job, "again, please")
+    preempt(iris, job, "again, please")
 
     assert end_of(job).state is JobState.SUCCEEDED
     runner.close()
 
 
-def preempt(server: IrisServer, job: FrayJob, reason: str) -> None:
-    with IrisClient.remote(server.url) as client:
+def preempt(iris: IrisServer, job: FrayJob, reason: str) -> None:
+    with IrisClient.remote(iris.url) as client:
         client.job(JobName.from_wire(job.id)).task(0).preempt(reason=reason)
 
 

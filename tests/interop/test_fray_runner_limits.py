@@ -19,8 +19,9 @@ from fray_steps import (
     submit,
 )
 from iris.rpc import job_pb2
-from iris_server import eventually, iris_server
+from iris_server import iris_server
 
+from helpers.processes import wait_until
 from marin_dagster import ResourceConfig, StepSpec
 from marin_dagster.errors import EngineError, RoutingError
 from marin_dagster.runners import FraySettings, JobState, Request, StepCall
@@ -41,14 +42,14 @@ def test_a_controller_that_dies_and_comes_back_empty(
         runner = new_runner(server)
         step = step_at(tmp_path, sleep_with_a_child)
         job = submit(runner, step)
-        eventually(lambda: started(step), "the step to start")
-        eventually(lambda: job.status.state is JobState.RUNNING, "the job to run")
+        wait_until(lambda: started(step), "the step to start")
+        wait_until(lambda: job.status.state is JobState.RUNNING, "the job to run")
         log = job.logs()
         assert next(log) == ("stdout", "sleeping\n")
 
         server.kill()
 
-        eventually(lambda: job.trouble is not None, "the runner to notice")
+        wait_until(lambda: job.trouble is not None, "the runner to notice")
         assert not job.status.state.final
         with pytest.raises(EngineError, match=job.name):
             runner.attach(job.name)
@@ -238,7 +239,7 @@ def test_another_client_is_asked_through_frays_protocol(tmp_path: Path) -> None:
     (handle,) = client.handles
     assert job.id == "other-job"
     handle.state = fray.types.JobStatus.RUNNING
-    eventually(lambda: job.status.state is JobState.RUNNING, "the job to run")
+    wait_until(lambda: job.status.state is JobState.RUNNING, "the job to run")
     assert runner.attach("job") is job
     assert runner.attach("unknown") is None
 

@@ -2,7 +2,6 @@
 
 import os
 import uuid
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +14,12 @@ from fray.iris_backend import FrayIrisClient
 from fray_steps import (
     SMALL,
     end_of,
-    new_runner,
     result_of,
     sleep_with_a_child,
     step_at,
     submit,
 )
-from iris_server import IrisServer, iris_server
+from iris_server import IrisServer
 from marin.execution.remote import RemoteCallable
 from marin.execution.step_spec import StepSpec as MarinStepSpec
 
@@ -31,19 +29,6 @@ from marin_dagster.runners import FraySettings, JobState, Request, StepCall
 from marin_dagster.runners.fray import FrayRunner
 
 pytestmark = pytest.mark.interop
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[IrisServer]:
-    with iris_server() as server:
-        yield server
-
-
-@pytest.fixture
-def runner(server: IrisServer) -> Iterator[FrayRunner]:
-    runner = new_runner(server)
-    yield runner
-    runner.close()
 
 
 class Remembering(FrayIrisClient):
@@ -59,7 +44,7 @@ class Remembering(FrayIrisClient):
 
 
 def test_what_a_wrapper_says_reaches_the_job_through_a_client_given_in_code(
-    server: IrisServer, tmp_path: Path
+    iris: IrisServer, tmp_path: Path
 ) -> None:
     @remote(
         resources=ResourceConfig(**SMALL),
@@ -71,7 +56,7 @@ def test_what_a_wrapper_says_reaches_the_job_through_a_client_given_in_code(
         return {name: os.environ[name] for name in ("FROM_STEP", "FROM_BOTH", "FROM_RUNNER")}
 
     step = StepSpec("corpus", fn=build, output_path_prefix=str(tmp_path))
-    client = Remembering(server.url)
+    client = Remembering(iris.url)
     env = {"FROM_RUNNER": "runner", "FROM_BOTH": "runner"}
     runner = FrayRunner("cluster", FraySettings(env=env, shared_disk=True), client=client)
 
@@ -98,7 +83,7 @@ def request_for_nothing() -> fray.types.JobRequest:
 
 @pytest.mark.parametrize("own", [True, False], ids=["step's resources", "wrapper's resources"])
 def test_marins_own_step_with_frays_own_resources(
-    server: IrisServer, tmp_path: Path, own: bool
+    iris: IrisServer, tmp_path: Path, own: bool
 ) -> None:
     resources = fray.types.ResourceConfig(**SMALL, regions=None)
     step = MarinStepSpec(
@@ -109,7 +94,7 @@ def test_marins_own_step_with_frays_own_resources(
         resources=resources if own else None,
         output_path_prefix=str(tmp_path),
     )
-    client = Remembering(server.url)
+    client = Remembering(iris.url)
     runner = FrayRunner("cluster", FraySettings(shared_disk=True), client=client)
     assert runner.refuses(step, Request.of(step)) is None
 
@@ -120,10 +105,10 @@ def test_marins_own_step_with_frays_own_resources(
 
 
 def test_the_callers_current_client_counts_when_no_other_is_given(
-    server: IrisServer, tmp_path: Path
+    iris: IrisServer, tmp_path: Path
 ) -> None:
     runner = FrayRunner("cluster", FraySettings(shared_disk=True))
-    client = Remembering(server.url)
+    client = Remembering(iris.url)
     step = step_at(tmp_path, lambda output_path: {"word": "current"})
     with set_current_client(client):
         job = submit(runner, step)
@@ -161,9 +146,9 @@ class LosesTheFirstAnswer:
 
 
 def test_a_submission_whose_answer_was_lost_is_the_same_job(
-    server: IrisServer, tmp_path: Path
+    iris: IrisServer, tmp_path: Path
 ) -> None:
-    client = FrayIrisClient(server.url)
+    client = FrayIrisClient(iris.url)
     cluster: Any = client._iris._cluster_client
     cluster._client = LosesTheFirstAnswer(cluster._client)
     runner = FrayRunner("cluster", FraySettings(shared_disk=True), client=client)

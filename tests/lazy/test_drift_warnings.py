@@ -1,7 +1,7 @@
 """Drift is a WARNING in Dagster's log and in Python's logging, once for each step and run."""
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -39,12 +39,6 @@ def old_and_new(kind: str, tmp_path: Path) -> tuple[list[Any], list[Any]]:
         old, new = handle("raw", 1), handle("raw", 2)
     readers = [handle(name, sources=[new]) for name in ("one", "two")]
     return [old], [new, *readers]
-
-
-@pytest.fixture
-def instance() -> Iterator[dg.DagsterInstance]:
-    with memory_instance() as found:
-        yield found
 
 
 @pytest.fixture

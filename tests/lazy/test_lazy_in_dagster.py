@@ -1,7 +1,6 @@
 """Lazy artifacts as assets: versions, drift, dev versions, adopted and pinned data."""
 
 import dataclasses
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,17 +22,6 @@ calls: list[str] = []
 @pytest.fixture(autouse=True)
 def _no_calls() -> None:
     calls.clear()
-
-
-@pytest.fixture
-def instance() -> Iterator[dg.DagsterInstance]:
-    with memory_instance() as found:
-        yield found
-
-
-@pytest.fixture
-def recorder() -> Recorder:
-    return Recorder()
 
 
 def make(out: str, size: int, sources: Any = ()) -> None:

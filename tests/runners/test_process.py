@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 
 from helpers import step_functions
+from helpers.cache import result_of
 from helpers.job_driver import Drive, Stopped
+from helpers.processes import is_dead, wait_until
 from helpers.runner_conformance import is_waiting, pids_of
-from helpers.step_functions import is_dead, wait_for, wait_until
+from helpers.step_functions import wait_for
 from marin_dagster import ResourceConfig, StepSpec, remote
-from marin_dagster.cache import OutputDir, read_record
 from marin_dagster.errors import JobFailedError, JobLostError, RemoteFunctionError
 from marin_dagster.runners import JobState, ProcessSettings, Request, gpus
 from marin_dagster.runners.process import ProcessRunner
@@ -36,12 +37,6 @@ def runner() -> Iterator[ProcessRunner]:
     with_two_gpus = ProcessRunner(settings=ProcessSettings(gpus=2, env={"FROM": "settings"}))
     yield with_two_gpus
     with_two_gpus.close()
-
-
-def result_of(step: StepSpec) -> dict[str, Any]:
-    record = read_record(OutputDir.at(step.output_path))
-    assert record is not None
-    return record.result or {}
 
 
 def run(runner: ProcessRunner, fn: Callable[[str], Any], **fields: Any) -> dict[str, Any]:

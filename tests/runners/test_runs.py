@@ -3,7 +3,6 @@
 import os
 import re
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import pytest
 
 from helpers import step_functions
 from helpers.fake_engine import FakeRunner
-from helpers.runs import Recorder, Run, memory_instance, metadata_of, run_job, status_of
+from helpers.runs import Recorder, Run, metadata_of, run_job, status_of
 from marin_dagster import (
     DagsterMarinTranslator,
     ResourceConfig,
@@ -27,12 +26,6 @@ from marin_dagster.assets.io_manager import MarinIOManager
 
 SMALL = ResourceConfig(ram="512m")
 JOB = "materialize_steps"
-
-
-@pytest.fixture
-def instance() -> Iterator[dg.DagsterInstance]:
-    with memory_instance() as found:
-        yield found
 
 
 def where(output_path: str) -> dict[str, Any]:

@@ -4,26 +4,25 @@ import importlib.util
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from helpers import step_functions
+from helpers.cache import result_of
+from helpers.processes import is_dead, wait_until
 from helpers.slurm_server import (
     SLOTS,
     SMALL,
     SlurmServer,
     end,
     log_of,
-    result_of,
-    runners_of,
-    slurm_or_skip,
     step_of,
     submit,
 )
-from helpers.step_functions import beside, is_dead, wait_for, wait_until
+from helpers.step_functions import beside, wait_for
 from marin_dagster import ResourceConfig, remote
 from marin_dagster.cache import OutputDir, read_record
 from marin_dagster.errors import EngineError
@@ -33,18 +32,6 @@ from marin_dagster.runners.slurm import SlurmJob, SlurmRunner
 from marin_dagster.runners.slurm_tools import job_field, show_job
 
 WHOLE_NODE = ResourceConfig(cpu=SLOTS, ram="512m")
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmServer]:
-    with slurm_or_skip(tmp_path_factory.mktemp("slurm")) as server:
-        yield server
-
-
-@pytest.fixture
-def make(server: SlurmServer, tmp_path: Path) -> Iterator[Callable[..., SlurmRunner]]:
-    with runners_of(server, tmp_path / "jobs") as make:
-        yield make
 
 
 @pytest.fixture

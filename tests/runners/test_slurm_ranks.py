@@ -2,37 +2,23 @@
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from helpers.cache import result_of
+from helpers.processes import is_dead
 from helpers.slurm_server import (
-    SlurmServer,
     end,
     log_of,
-    result_of,
-    runners_of,
-    slurm_or_skip,
     step_of,
     submit,
 )
-from helpers.step_functions import is_dead, wait_for
+from helpers.step_functions import wait_for
 from marin_dagster.runners import JobState
 from marin_dagster.runners.slurm import SlurmRunner
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmServer]:
-    with slurm_or_skip(tmp_path_factory.mktemp("slurm")) as server:
-        yield server
-
-
-@pytest.fixture
-def make(server: SlurmServer, tmp_path: Path) -> Iterator[Callable[..., SlurmRunner]]:
-    with runners_of(server, tmp_path / "jobs") as make:
-        yield make
 
 
 @pytest.mark.parametrize("ranks", [1, 2])

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Page, expect
 
-from helpers.dagster_server import DagsterServer, running_server, wait_until
+from helpers.dagster_server import DagsterServer, running_server
+from helpers.processes import wait_until
 from language_reference.steps import build_steps
 
 ROOT = Path(__file__).parents[3]

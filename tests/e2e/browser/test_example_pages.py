@@ -15,7 +15,8 @@ from PIL import Image
 from playwright.sync_api import Browser, FloatRect, Page, expect
 
 from conftest import new_page
-from helpers.dagster_server import DagsterServer, running_server, wait_until
+from helpers.dagster_server import DagsterServer, running_server
+from helpers.processes import wait_until
 from language_reference.steps import build_steps
 from marin_dagster import StepSpec
 

@@ -16,7 +16,8 @@ from typing import Any
 import dagster as dg
 from steps_location import NOTES
 
-from helpers.dagster_server import DagsterServer, Process, free_port, running_process
+from helpers.dagster_server import DagsterServer
+from helpers.processes import Process, free_port, running_process
 
 HERE = Path(__file__).parent
 LOCATIONS = {"steps": HERE / "steps_location.py", "reports": HERE / "reports_location.py"}

@@ -12,7 +12,7 @@ from dagster_deployment import Deployment, by_step, running_deployment
 from process_launcher import PROCESS
 from steps_location import NOTES, POOLS
 
-from helpers.dagster_server import wait_until
+from helpers.processes import wait_until
 from helpers.runs import metadata_of, run_job
 
 SHORT_LEASE = {"lease_refresh_s": 0.5, "lease_stale_s": 5, "lease_poll_s": 0.1}

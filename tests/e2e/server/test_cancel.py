@@ -1,29 +1,16 @@
 """Cancelling a run as a user does: code server, run launcher, and the UI's terminate call."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
-import pytest
-
-from helpers.dagster_server import DagsterServer, running_server, wait_until
+from helpers.dagster_server import DagsterServer
+from helpers.processes import wait_until
 from marin_dagster.cache import OutputDir, Status, read_status
 
 LOCATION = Path(__file__).with_name("cancel_location.py")
 LOCK = ".executor_status.lock"
 PATIENT = [f"patient/{number}" for number in range(3)]
-
-
-@pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("store")
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory, store: Path) -> Iterator[DagsterServer]:
-    home = tmp_path_factory.mktemp("dagster")
-    with running_server(home, LOCATION, MARIN_PREFIX=str(store)) as running:
-        yield running
 
 
 def output(store: Path, step: str) -> Path:

@@ -1,27 +1,12 @@
 """What the UI calls failed after a run of which part fails, asked as the UI asks."""
 
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-from helpers.dagster_server import DagsterServer, running_server
+from helpers.dagster_server import DagsterServer
 
 LOCATION = Path(__file__).with_name("failing_location.py")
-
-
-@pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("store")
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory, store: Path) -> Iterator[DagsterServer]:
-    home = tmp_path_factory.mktemp("dagster")
-    with running_server(home, LOCATION, MARIN_PREFIX=str(store)) as running:
-        yield running
 
 
 def latest(server: DagsterServer, *names: str) -> dict[str, dict[str, Any]]:

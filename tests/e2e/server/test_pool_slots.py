@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from helpers.dagster_server import DIRECTLY, DagsterServer, running_server, wait_until
+from helpers.dagster_server import DIRECTLY, DagsterServer, running_server
+from helpers.processes import wait_until
 
 LOCATION = Path(__file__).with_name("pool_location.py")
 SLOTS = 2

@@ -5,17 +5,9 @@ from collections.abc import Iterator
 import dagster as dg
 import pytest
 
-from helpers.runs import Recorder
-
 
 @pytest.fixture
 def instance() -> Iterator[dg.DagsterInstance]:
     """An instance as ``dagster dev`` has it: SQLite, and compute logs in files."""
     with dg.instance_for_test() as sqlite:
         yield sqlite
-
-
-@pytest.fixture
-def recorder() -> Recorder:
-    """Makes steps and remembers which ran."""
-    return Recorder()
