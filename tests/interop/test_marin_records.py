@@ -342,7 +342,11 @@ def test_the_record_of_a_steps_attributes_is_marins_document(attrs: str) -> None
     assert without_moment(ours) == without_moment(marins)
 
 
-@pytest.mark.parametrize("result", [[1], "text", 5, True, object(), Whole], ids=repr)
+@pytest.mark.parametrize(
+    "result",
+    [[1], "text", 5, True, object(), Whole],
+    ids=["list", "str", "int", "bool", "object", "class"],
+)
 def test_what_marin_cannot_record_fails_on_both_sides(result: Any, store: Path) -> None:
     step = MarinStep("a", fn=lambda path: result)
     with pytest.raises(ValidationError):

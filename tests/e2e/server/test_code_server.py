@@ -71,7 +71,7 @@ def definitions() -> dg.Definitions:
     return build_definitions([StepSpec("end", deps=[raw, StepSpec("dump")], fn=_fill)])
 
 
-def test_dagster_loads_a_file_with_our_definitions(tmp_path: Path, store: Path) -> None:
+def test_dagster_loads_a_file_with_our_definitions(tmp_path: Path) -> None:
     file = tmp_path / "location.py"
     file.write_text(CODE_LOCATION)
 
@@ -86,7 +86,7 @@ def test_dagster_loads_a_file_with_our_definitions(tmp_path: Path, store: Path) 
 
     assert done.returncode == 0, done.stderr
     assert "Validation successful for code location location.py" in done.stdout + done.stderr
-    assert not store.exists()
+    assert not (tmp_path / "store").exists()
 
 
 def test_every_asset_survives_the_way_to_the_ui(definitions: dg.Definitions) -> None:
