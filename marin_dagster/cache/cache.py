@@ -207,18 +207,16 @@ class StepCache:
             attempt = self._acquire(step, folder, lock, watch)
             if attempt is None:
                 continue
-            with _ending_on_error(attempt):
-                # Again, now that no other worker can change it.
-                status = read_status(folder)
+            with _ending_on_error(attempt, attempt.fail):
+                status = attempt.previous
                 if status is Status.SUCCESS and not rebuild:
                     attempt.give_back()
                     return _hit(step, folder, warn)
                 _check_may_build(step, status, retry_failed=retry_failed, hit_expected=hit_expected)
-                attempt.previous, attempt.left_by, attempt.run = status, lease, run
+                attempt.left_by, attempt.run = lease, run
                 if status not in (None, Status.SUCCESS):
                     attempt.previous_at = folder.modified(STATUS_FILE)
                 attempt.begun_before = not write_info(folder, step)
-                attempt.stands = status is Status.SUCCESS
                 if not attempt.stands:
                     write_status(folder, Status.RUNNING)
                 return attempt
@@ -256,6 +254,7 @@ class StepCache:
     def _acquire(
         self, step: StepLike, folder: OutputDir, lock: Lock, watch: LeaseWatch
     ) -> Attempt | None:
+        """An attempt that holds the lease and knows the status; None if another worker won."""
         worker_id = new_worker_id()
         if not lock.acquire(worker_id, watch):
             return None
@@ -266,12 +265,21 @@ class StepCache:
             # Others would wait for a lease that nothing renews.
             lock.release(worker_id)
             raise
-        return Attempt(step, folder, _lease=lease)
+        attempt = Attempt(step, folder, _lease=lease)
+        # Until the status is known, FAILED could replace the SUCCESS of another worker.
+        with _ending_on_error(attempt, attempt.give_back):
+            # Again, now that no other worker can change it.
+            attempt.previous = read_status(folder)
+            attempt.stands = attempt.previous is Status.SUCCESS
+        return attempt
 
 
 @contextmanager
-def _ending_on_error(attempt: Attempt) -> Iterator[None]:
-    """End an attempt that the body could not begin."""
+def _ending_on_error(attempt: Attempt, end: Callable[[], None]) -> Iterator[None]:
+    """End an attempt that the body could not begin.
+
+    ``end`` ends it, except after a StepError or a StoreTimeoutError.
+    """
     try:
         yield
     except StepError:
@@ -281,7 +289,7 @@ def _ending_on_error(attempt: Attempt) -> Iterator[None]:
         attempt.leave(error)
         raise
     except BaseException:
-        attempt.fail()
+        end()
         raise
 
 

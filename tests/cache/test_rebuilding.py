@@ -1,6 +1,8 @@
 """Building a finished output again: it stays finished until the function begins."""
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -8,6 +10,7 @@ from helpers.cache import LOCK, RECORD, STATUS, begin, build, get, make, put, st
 from helpers.dying import killed_at_each_change, remove_lock
 from marin_dagster.cache import CacheState, StepCache
 from marin_dagster.cache import attempt as attempt_module
+from marin_dagster.cache import cache as cache_module
 from marin_dagster.errors import LeaseLostError, StoreError
 from marin_dagster.steps import StepSpec
 
@@ -22,6 +25,24 @@ def step(request: pytest.FixtureRequest) -> StepSpec:
 def whole(step: StepSpec) -> dict[str, tuple[bytes, int]]:
     """The output without the lock."""
     return {name: file for name, file in tree(step.output_path).items() if name != LOCK}
+
+
+def refuse() -> None:
+    raise StoreError("refused")
+
+
+def refusing_under_the_lease(
+    step: StepSpec, name: str, refusal: Callable[[], None] = refuse
+) -> Callable[..., Any]:
+    """A function of the cache that fails once the step's lease is held."""
+    function = getattr(cache_module, name)
+
+    def wrapper(*arguments: Any) -> Any:
+        if get(step, LOCK):
+            refusal()
+        return function(*arguments)
+
+    return wrapper
 
 
 def test_an_output_that_is_to_be_built_again_is_finished_until_it_is_withdrawn(
@@ -75,6 +96,37 @@ def test_what_is_no_attempt_any_more_withdraws_nothing(step: StepSpec, ends: str
     attempt.fail()
     assert whole(step) == before
     assert not attempt.cut_off
+
+
+@pytest.mark.parametrize("fails", ["write_info", "read_status"])
+def test_a_rebuild_that_cannot_begin_leaves_the_output_finished(
+    fails: str, step: StepSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = tree(step.output_path)
+    with monkeypatch.context() as patched:
+        patched.setattr(cache_module, fails, refusing_under_the_lease(step, fails))
+        with pytest.raises(StoreError, match="refused"):
+            StepCache().begin(step, force=True)
+
+    assert tree(step.output_path) == before
+
+
+def test_an_output_that_another_worker_has_just_finished_stays_finished(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    step = make("step")
+
+    def finish_and_refuse() -> None:
+        put(step, STATUS, "SUCCESS")
+        raise StoreError("refused")
+
+    with monkeypatch.context() as patched:
+        read = refusing_under_the_lease(step, "read_status", finish_and_refuse)
+        patched.setattr(cache_module, "read_status", read)
+        with pytest.raises(StoreError, match="refused"):
+            StepCache().begin(step)
+
+    assert state(step) == ("SUCCESS", False, False)
 
 
 def test_a_store_that_refuses_to_withdraw_leaves_the_output_finished(
