@@ -86,6 +86,9 @@ class ArtifactRecord(BaseModel):
 _MOST_OF_FAULT = 500
 """Characters of a validation error that a message shows."""
 
+_MOST_OF_FUNCTION = 1000
+"""Characters of a function's text in ``.executor_info``."""
+
 _IDENTITY_FIELDS = ("name", "fingerprint", "result_type", "result")
 
 
@@ -231,7 +234,7 @@ def write_info(folder: OutputDir, step: StepLike) -> bool:
     info: Mapping[str, Any] = {
         "executor_version": _SCHEDULER_INFO,
         "name": step.name,
-        "fn_name": scrub(str(step.fn)),  # a partial shows its arguments
+        "fn_name": _function_text(step.fn),
         "config": dict(step.hash_attrs),
         "description": None,
         "override_output_path": step.override_output_path,
@@ -241,6 +244,20 @@ def write_info(folder: OutputDir, step: StepLike) -> bool:
     }
     folder.write(INFO_FILE, json.dumps(info, indent=2).encode())
     return True
+
+
+def _function_text(function: Any) -> str:
+    """The function as text, as Marin records it, but scrubbed and cut to 1,000 characters.
+
+    A partial shows its arguments, so the text can be long, hold credentials, or fail.
+    """
+    try:
+        text = str(function)
+    except Exception:
+        text = type(function).__name__
+    # Half a credential is not recognised as one, so the scrubbed text ends far beyond the cut. All
+    # of a long text would take too long.
+    return scrub(text[: 10 * _MOST_OF_FUNCTION])[:_MOST_OF_FUNCTION]
 
 
 def _parse_object(content: bytes, folder: OutputDir, name: str) -> dict[str, Any]:

@@ -1,13 +1,14 @@
 """The record: written and read in Marin's form, the older forms read, and nothing else believed."""
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pydantic import BaseModel, Field
 
-from helpers.cache import INFO, RECORD, begin, build, get, make, put, tree
+from helpers.cache import INFO, RECORD, begin, build, get, make, nothing, put, tree
 from marin_dagster.cache import ArtifactRecord, Hit, OutputDir, StepCache, read_record, write_record
 from marin_dagster.errors import OutputNotReadyError, RecordError
 from marin_dagster.steps import StepSpec
@@ -99,6 +100,31 @@ def test_the_schedulers_info_is_never_read_as_a_record() -> None:
     assert read_record(OutputDir.at(step.output_path)) is None
     attempt.fail()
     assert read_record(OutputDir.at(step.output_path)) is None
+
+
+class Unprintable:
+    """A step's function whose text cannot be made."""
+
+    def __call__(self, output_path: str) -> None:
+        """Nothing."""
+
+    def __repr__(self) -> str:
+        raise ValueError("no text")
+
+
+def test_a_function_without_a_text_is_recorded_as_its_type() -> None:
+    step = build(make("step", fn=Unprintable()))
+    assert json.loads(get(step, INFO) or "")["fn_name"] == "Unprintable"
+
+
+def test_the_text_of_a_function_is_cut_after_its_credentials_are_removed() -> None:
+    # The cut would go through the password.
+    data = "x" * 900 + " https://me:" + "password" * 20 + "@host/ " + "y" * 100_000
+    step = build(make("step", fn=partial(nothing, data)))
+    text = json.loads(get(step, INFO) or "")["fn_name"]
+    assert len(text) == 1000
+    assert "password" not in text
+    assert "https://host/ y" in text
 
 
 def test_a_genuine_old_info_stands_in_for_a_missing_record() -> None:
