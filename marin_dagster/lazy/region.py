@@ -3,6 +3,7 @@
 import os
 import re
 import urllib.request
+from http.client import HTTPException
 from urllib.parse import urlparse
 
 HOST_VARIABLE = "GCE_METADATA_HOST"
@@ -17,7 +18,8 @@ _found: dict[str, str] = {}
 def find_region(prefix: str) -> str | None:
     """The region of the Google Cloud instance that this process runs on, else of the prefix.
 
-    Mirrors Marin's order. Waits up to 2 seconds for a metadata server; its answer is kept.
+    Mirrors Marin's order. Waits up to 2 seconds for a metadata server; its answer is kept. Without
+    one, or when its answer is unusable, the prefix decides.
 
     Args:
         prefix: storage prefix; ``gs://marin-us-central1/…`` is in ``us-central1``.
@@ -47,7 +49,7 @@ def _region_of_instance() -> str | None:
         try:
             with opener.open(request, timeout=_TIMEOUT_S) as answer:
                 zone = answer.read(1000).decode(errors="replace").strip()
-        except (OSError, ValueError):
+        except (OSError, ValueError, HTTPException):
             return None
         if (match := _ZONE.fullmatch(zone)) is None:
             return None

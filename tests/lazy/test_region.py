@@ -25,12 +25,16 @@ def _nothing_known(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def metadata(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """A metadata server that answers with the test's text; yields the requests' headers."""
+    """A metadata server that answers with the test's text, or with its bytes instead of HTTP;
+    yields the requests' headers."""
     headers: list[Any] = []
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             headers.append((self.path, self.headers["Metadata-Flavor"]))
+            if isinstance(request.param, bytes):
+                self.wfile.write(request.param)
+                return
             self.send_response(200)
             self.end_headers()
             self.wfile.write(request.param.encode())
@@ -58,9 +62,23 @@ def test_the_instances_region_comes_first_and_is_asked_for_once(metadata: list[A
 
 
 @pytest.mark.parametrize(
-    "metadata", ["", "<html>log in first</html>", "projects/1/zones/nowhere"], indirect=True
+    "metadata",
+    [
+        *("", "<html>log in first</html>", "projects/1/zones/nowhere"),
+        *(b"SSH-2.0-OpenSSH_9.2\r\n", b"HTTP/1.0 200 OK\r\nX: " + b"x" * 70_000),
+    ],
+    ids=["empty", "HTML", "no zone", "another protocol", "long header"],
+    indirect=True,
 )
 def test_what_is_no_zone_is_passed_over(metadata: list[Any]) -> None:
+    assert find_region("gs://marin-us-central1/x") == "us-central1"
+
+
+@pytest.mark.parametrize("host", ["two words", "127.0.0.1:http"])
+def test_a_host_that_is_not_valid_is_passed_over(
+    host: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GCE_METADATA_HOST", host)
     assert find_region("gs://marin-us-central1/x") == "us-central1"
 
 
