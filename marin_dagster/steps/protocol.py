@@ -1,8 +1,9 @@
 """``StepLike``: what this package needs of a step, its own or Marin's."""
 
 import abc
+import functools
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from marin_dagster.steps.versions import is_mutable_version, is_version
@@ -188,13 +189,28 @@ def is_external(step: StepLike) -> bool:
 
 def _handle_of(step: StepLike) -> Any:
     """The handle that a step was lowered from; None if its function does not hold it."""
-    # Inside a RemoteCallable. Our functions hold the handle as an attribute, Marin's as a default.
-    function: Any = getattr(step.fn, "fn", step.fn)
+    # Our functions hold the handle as an attribute, Marin's as a default.
     candidates = (
-        getattr(function, "handle", None),
-        *(getattr(function, "__defaults__", None) or ()),
+        one
+        for function in _unwrapped(step.fn)
+        for one in (
+            getattr(function, "handle", None),
+            *(getattr(function, "__defaults__", None) or ()),
+        )
     )
     return next((one for one in candidates if _is_handle(one)), None)
+
+
+def _unwrapped(function: Any) -> Iterator[Any]:
+    """The function, then each one inside it: of a RemoteCallable, a partial or a wrapper."""
+    seen: set[int] = set()  # a wrapper may name itself
+    while function is not None and id(function) not in seen:
+        seen.add(id(function))
+        yield function
+        if isinstance(function, functools.partial):
+            function = function.func
+        else:
+            function = getattr(function, "fn", None) or getattr(function, "__wrapped__", None)
 
 
 def _is_handle(value: Any) -> bool:

@@ -1,7 +1,9 @@
 """Handles, their contexts, and what they become."""
 
 import pickle
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -450,15 +452,44 @@ def test_a_lowered_step_is_known_by_its_handle_or_by_its_shape(
     assert adopted_source(step) == ("/data" if kind == "adopted" else None)
 
 
+def wrapped(fn: Callable[[str], Any]) -> Callable[[str], Any]:
+    def run(output_path: str) -> Any:
+        return fn(output_path)
+
+    # Not functools.wraps, which copies the handle.
+    run.__wrapped__ = fn  # type: ignore[attr-defined]
+    return run
+
+
+WRAPPERS: dict[str, Callable[[Any], Any]] = {
+    "itself": lambda fn: fn,
+    "partial": partial,
+    "wrapper": wrapped,
+    "remote partial of a wrapper": lambda fn: remote(partial(wrapped(fn))),
+}
+
+
 @pytest.mark.slow
-def test_a_lowered_step_with_another_output_path_is_built_there(store: Path) -> None:
-    step = replace(lower(handle()), override_output_path="scratch/tok")
+@pytest.mark.parametrize("wrap", WRAPPERS.values(), ids=WRAPPERS)
+def test_a_lowered_step_with_another_output_path_is_built_there(
+    wrap: Callable[[Any], Any], store: Path
+) -> None:
+    lowered = lower(handle())
+    step = replace(lowered, fn=wrap(lowered.fn), override_output_path="scratch/tok")
 
     assert not is_external(step)
     StepRunner().run([step])
 
     assert (store / "scratch/tok/data.txt").read_text() == "data"
     assert not (store / "raw").exists()
+
+
+def test_a_function_that_wraps_itself_holds_no_handle() -> None:
+    def run(output_path: str) -> None:
+        """Nothing."""
+
+    run.__wrapped__ = run  # type: ignore[attr-defined]
+    assert is_pinned(replace(lower(handle()), fn=run, override_output_path="scratch/tok"))
 
 
 def test_a_handle_is_adopted_or_pinned() -> None:
