@@ -11,6 +11,7 @@ import pytest
 
 from helpers import step_functions
 from helpers.fake_engine import FakeRunner
+from helpers.processes import GUARD_S
 from helpers.runs import Recorder, Run, metadata_of, run_job, status_of
 from marin_dagster import (
     DagsterMarinTranslator,
@@ -334,7 +335,7 @@ def test_local_and_remote_steps_count_together(instance: dg.DagsterInstance) -> 
             if running[0] == 3:
                 full.set()
         # Nobody leaves before the limit was reached once; one too many would come in meanwhile.
-        full.wait(step_functions.PATIENCE_S)
+        full.wait(GUARD_S)
         threading.Event().wait(0.05)
         with mutex:
             running[0] -= 1
