@@ -76,6 +76,44 @@ def test_a_generators_error_comes_after_what_it_had_yielded_has_run(recorder: Re
     assert raised.value.__notes__ == ["before that, a step failed: bad fails on purpose"]
 
 
+def test_a_step_that_succeeds_after_a_retry_holds_nothing_back(recorder: Recorder) -> None:
+    ran, tries = threading.Event(), itertools.count()
+
+    def build(_: str) -> None:
+        if next(tries) == 0:
+            raise dg.RetryRequested
+        ran.set()
+
+    flaky = StepSpec("flaky", fn=build)
+
+    def steps() -> Iterator[StepSpec]:
+        yield flaky
+        assert ran.wait(PATIENCE_S)
+        yield recorder.step("below", flaky)
+
+    StepRunner().run(steps())
+
+    assert recorder.calls == ["below"]
+
+
+def test_data_that_is_missing_in_two_portions_is_one_failure(recorder: Recorder) -> None:
+    ran = threading.Event()
+    missing = StepSpec("missing")
+
+    def steps() -> Iterator[StepSpec]:
+        yield missing
+        yield StepSpec("between", fn=lambda _: ran.set())
+        assert ran.wait(PATIENCE_S)
+        yield missing
+        yield recorder.step("last")
+
+    with pytest.raises(StepsFailedError, match="^1 step\\(s\\) failed: missing_") as raised:
+        StepRunner().run(steps())
+
+    assert len(raised.value.exceptions) == 1
+    assert recorder.calls == ["last"]
+
+
 def test_results_and_errors_of_all_runs_come_back_as_one(
     recorder: Recorder, tmp_path: Path
 ) -> None:

@@ -11,23 +11,25 @@ def fail(output_path):
 
 artifact = apply("drifted", lambda out, size: None, version="2026.07.01", out=OUT, size={size})
 steps = [artifact, StepSpec("bad", fn=fail)]
-StepRunner().run([artifact] if {size} == 1 else steps)
+StepRunner().run([artifact] if {size} == 1 else steps, dry_run={dry_run})
 """
 
 
 def test_a_script_shows_what_matters_on_its_console() -> None:
-    def stderr(size: int) -> str:
-        code = SCRIPT.replace("{size}", str(size))
+    def stderr(size: int, *, dry_run: bool = False) -> str:
+        code = SCRIPT.replace("{size}", str(size)).replace("{dry_run}", str(dry_run))
         done = subprocess.run(
             [sys.executable, "-c", code], capture_output=True, text=True, check=False
         )
         assert done.returncode == (size != 1), done.stderr
         return done.stderr
 
-    first, second = stderr(1), stderr(2)
+    planned, first, second = stderr(1, dry_run=True), stderr(1), stderr(2)
 
+    assert "Dry run: would run: drifted/2026.07.01 -> " in planned
     assert "of which 1 to run" in first
     assert "size: 1 -> 2" in second
     logged = second[second.index("STEP_FAILURE") : second.index("Exception Group Traceback")]
     assert "no more disks" in logged
-    assert "DEBUG" not in first + second
+    assert "1 step(s) failed: bad_" in second
+    assert "DEBUG" not in planned + first + second

@@ -35,7 +35,7 @@ class BuildHistory:
     _last: dict[dg.AssetKey, LastBuild] | None = None
     _mutex: threading.Lock = field(default_factory=threading.Lock)
 
-    def outlook(
+    def expected_reasons(
         self, graph: StepGraph, looks: Mapping[str, LookUp], keys: Mapping[str, dg.AssetKey]
     ) -> ExpectedReasons:
         """Why steps of a graph would run. Reasons that cannot be read are left out.

@@ -35,7 +35,7 @@ from marin_dagster.executor.run_summary import RunSummary
 from marin_dagster.executor.step_events import (
     report,
     report_dry_run,
-    report_fates,
+    report_outcomes,
     report_unreachable,
     summary,
 )
@@ -122,13 +122,15 @@ class MarinExecutor(dg.Executor):
                 if not dry_run:
                     decisions.check_places()
             history = BuildHistory(job_context.instance, decisions.may_build(execution_plan))
-            fates = find_outcomes(execution_plan, decisions, history)
+            outcomes = find_outcomes(execution_plan, decisions, history)
             doing = f"Executing {count} steps in threads, at most {limit} at once"
             if dry_run:
                 doing = f"Dry run of {count} steps: runs nothing and only reads the store"
-            yield report_fates(job_context, execution_plan, fates, doing)
+            yield report_outcomes(job_context, execution_plan, outcomes, doing)
             if dry_run:
-                yield from report_dry_run(job_context, execution_plan, fates)
+                # The console of a script shows no events.
+                log = job_context.log.info if self.from_script else None
+                yield from report_dry_run(job_context, execution_plan, outcomes, log)
             else:
                 yield from self._execute(job_context, execution_plan, decisions, routing, history)
         finally:
@@ -149,20 +151,20 @@ class MarinExecutor(dg.Executor):
                 "No runner is configured: steps with resources run in processes on this machine."
             )
         job_context.log.info(summary(execution_plan, decisions))
-        failed, tally = False, RunSummary()
+        failed, run_summary = False, RunSummary()
         managed = job_context.instance.managed_python_loggers
         log_levels = job_log_levels(managed, self.settings.log_level)
         options_of = partial(self._options, decisions, routing.runners, history, log_levels)
         try:
             for event in self._carry_out(job_context, execution_plan, decisions, options_of):
                 failed = failed or event.is_step_failure
-                tally.count(event)
+                run_summary.count(event)
                 yield event
         except dg.DagsterExecutionInterruptedError:
-            job_context.log.info(tally.text(execution_plan, decisions))
+            job_context.log.info(run_summary.text(execution_plan, decisions))
             raise
-        self.built.update(decisions.planned[key].step.output_path for key in tally.built)
-        job_context.log.info(tally.text(execution_plan, decisions))
+        self.built.update(decisions.planned[key].step.output_path for key in run_summary.built)
+        job_context.log.info(run_summary.text(execution_plan, decisions))
         if failed:
             left_alone = decisions.served.union(decisions.pruned)
             planned = decisions.planned

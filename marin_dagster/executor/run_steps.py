@@ -14,7 +14,7 @@ from marin_dagster.events.metadata_keys import RUNNER
 from marin_dagster.runners import StepOverride
 from marin_dagster.steps import StepGraph, StepLike
 from marin_dagster.steps.protocol import address
-from marin_dagster.steps.text import did_you_mean
+from marin_dagster.steps.text import did_you_mean, summarize
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,8 @@ class StepNames:
         if name in self._others:
             self._context.log.warning(f"{option} names {name!r}, which this run does not select.")
             return set()
-        hint = did_you_mean(name, self._keys)
+        steps = summarize(dict.fromkeys(address(found.step) for found in self._planned.values()))
+        hint = did_you_mean(name, self._keys) or f" Its steps: {steps}."
         raise StepError(f"{option} names {name!r}, but this run has no such step.{hint}")
 
 

@@ -1,7 +1,7 @@
 """Events of the steps that no thread runs: served, pruned, blocked, or in a dry run."""
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import dagster as dg
@@ -30,41 +30,55 @@ from marin_dagster.steps.protocol import address
 from marin_dagster.steps.text import summarize
 
 
-def report_fates(
-    context: PlanExecutionContext, plan: ExecutionPlan, fates: Mapping[str, StepOutcome], doing: str
+def report_outcomes(
+    context: PlanExecutionContext,
+    plan: ExecutionPlan,
+    outcomes: Mapping[str, StepOutcome],
+    doing: str,
 ) -> dg.DagsterEvent:
     """The run's first event: a table of what the run does with each step, and why.
 
     Args:
         context: of the run.
         plan: of the run.
-        fates: the outcome of each step.
+        outcomes: the outcome of each step.
         doing: what the run does, as the message of the event.
     """
     message = f"{doing} (pid: {os.getpid()})"
     data = EngineEventData.in_process(os.getpid(), plan.step_keys_to_execute)
-    table = dg.MetadataValue.md(outcomes_table(fates.values()))
+    table = dg.MetadataValue.md(outcomes_table(outcomes.values()))
     return dg.DagsterEvent.engine_event(
         context, message, EngineEventData(metadata={STEPS: table, **data.metadata})
     )
 
 
 def report_dry_run(
-    context: PlanExecutionContext, plan: ExecutionPlan, fates: Mapping[str, StepOutcome]
+    context: PlanExecutionContext,
+    plan: ExecutionPlan,
+    outcomes: Mapping[str, StepOutcome],
+    log: Callable[[str], None] | None = None,
 ) -> Iterator[dg.DagsterEvent]:
-    """Events of a run that only reports what a real one would do."""
+    """Events of a run that only reports what a real one would do.
+
+    Args:
+        context: of the run.
+        plan: of the run.
+        outcomes: the outcome of each step.
+        log: receives the same lines.
+    """
     for step in plan.get_steps_to_execute_in_topo_order():
-        fate = fates.get(step.key)
-        if fate is None:
+        outcome = outcomes.get(step.key)
+        if outcome is None:
             yield _skipped(context.for_step(step), "Dry run: would check the output")
             continue
-        would = "would run" if fate.becomes == RUN else f"would be {fate.becomes}"
-        roots = [root for root in fate.roots if root != fate.name]
+        would = "would run" if outcome.becomes == RUN else f"would be {outcome.becomes}"
+        roots = [root for root in outcome.roots if root != outcome.name]
         because = f"; because of {summarize(roots)}" if roots else ""
-        where = f" -> {fate.path}" if fate.path else ""
-        yield _skipped(
-            context.for_step(step), f"Dry run: {would}: {fate.name}{where}: {fate.why}{because}"
-        )
+        where = f" -> {outcome.path}" if outcome.path else ""
+        line = f"Dry run: {would}: {outcome.name}{where}: {outcome.why}{because}"
+        if log is not None:
+            log(line)
+        yield _skipped(context.for_step(step), line)
 
 
 def summary(plan: ExecutionPlan, decisions: Decisions) -> str:

@@ -51,33 +51,35 @@ def find_outcomes(
 
     Checks are left out.
     """
-    outlooks = _outlooks(decisions, history)
+    expected = _expected(decisions, history)
     # Not sorted again: Dagster's sort is quadratic in the length of a chain.
     keys = dict.fromkeys([*decisions.planned, *plan.step_keys_to_execute])
-    return {key: _fate(key, decisions, outlooks) for key in keys if key not in decisions.checks}
+    return {key: _outcome(key, decisions, expected) for key in keys if key not in decisions.checks}
 
 
-def outcomes_table(fates: Iterable[StepOutcome]) -> str:
+def outcomes_table(outcomes: Iterable[StepOutcome]) -> str:
     """The outcomes as a Markdown table: changed steps first, at most 100 rows."""
     order = (RUN, BLOCKED, SERVED, PRUNED)
-    rows = sorted(fates, key=lambda fate: (not fate.changed_itself, order.index(fate.becomes)))
+    rows = sorted(
+        outcomes, key=lambda outcome: (not outcome.changed_itself, order.index(outcome.becomes))
+    )
     lines = ["| step | becomes | why | because of |", "|---|---|---|---|"]
-    for fate in rows[:_MOST_ROWS]:
+    for outcome in rows[:_MOST_ROWS]:
         cells = (
-            fate.name,
-            fate.becomes,
-            _few(fate.reasons),
+            outcome.name,
+            outcome.becomes,
+            _few(outcome.reasons),
             "its own change"
-            if fate.changed_itself and len(fate.roots) == 1
-            else summarize(fate.roots),
+            if outcome.changed_itself and len(outcome.roots) == 1
+            else summarize(outcome.roots),
         )
         lines.append(f"| {' | '.join(map(_cell, cells))} |")
-    if left_out := Counter(fate.becomes for fate in rows[_MOST_ROWS:]):
+    if left_out := Counter(outcome.becomes for outcome in rows[_MOST_ROWS:]):
         lines += ["", f"And more: {', '.join(f'{n} {what}' for what, n in left_out.items())}."]
     return "\n".join(lines)
 
 
-def _outlooks(decisions: Decisions, history: BuildHistory) -> dict[str, ExpectedReasons]:
+def _expected(decisions: Decisions, history: BuildHistory) -> dict[str, ExpectedReasons]:
     running = {
         key
         for key, look in decisions.looks.items()
@@ -86,12 +88,12 @@ def _outlooks(decisions: Decisions, history: BuildHistory) -> dict[str, Expected
     found: dict[str, ExpectedReasons] = {}
     for graph, key_of in by_graph(decisions.planned):
         mine = {path: key for path, key in key_of.items() if key in running}
-        outlook = history.outlook(
+        expected = history.expected_reasons(
             graph,
             {path: decisions.looks[key] for path, key in mine.items()},
             {path: decisions.planned[key].asset_key for path, key in mine.items()},
         )
-        found.update((key, outlook) for key in mine.values())
+        found.update((key, expected) for key in mine.values())
     return found
 
 
@@ -110,7 +112,9 @@ def _is_settled(key: str, decisions: Decisions) -> bool:
     )
 
 
-def _fate(key: str, decisions: Decisions, outlooks: Mapping[str, ExpectedReasons]) -> StepOutcome:
+def _outcome(
+    key: str, decisions: Decisions, expected: Mapping[str, ExpectedReasons]
+) -> StepOutcome:
     ours = decisions.planned.get(key)
     name, path = (address(ours.step), ours.step.output_path) if ours else (key, None)
     if key in decisions.unreachable:
@@ -131,14 +135,14 @@ def _fate(key: str, decisions: Decisions, outlooks: Mapping[str, ExpectedReasons
         drift = decisions.drifted.get(key)
         why = (f"its output is finished{new}", *([drift.message] if drift else []))
         return StepOutcome(name, path, SERVED, why)
-    if key not in outlooks:
+    if key not in expected:
         owner = decisions.looks[key].owner
         return StepOutcome(
             name, path, RUN, (f"{owner} is building it: waits for that, and serves the output",)
         )
-    outlook = outlooks[key]
-    reasons = outlook.reasons.get(ours.step.output_path)
-    roots = outlook.roots.get(ours.step.output_path, ())
+    mine = expected[key]
+    reasons = mine.reasons.get(ours.step.output_path)
+    roots = mine.roots.get(ours.step.output_path, ())
     steps = ours.op.graph.steps
     return StepOutcome(
         name,

@@ -15,8 +15,8 @@ logger = logging.getLogger(__name__)
 
 def external_faults(
     graph: StepGraph, drifts: DriftLog, *, retry_failed: bool
-) -> Iterator[Exception]:
-    """Check or register the requested steps that no run builds; yields the errors."""
+) -> Iterator[tuple[StepLike, Exception]]:
+    """Check or register the requested steps that no run builds; yields those that fail."""
     for path in graph.terminals:
         step = graph.steps[path]
         try:
@@ -25,7 +25,7 @@ def external_faults(
             else:
                 _check_external(step, drifts)
         except Exception as error:  # the function may be Marin's
-            yield error
+            yield step, error
 
 
 def log_external_faults(graph: StepGraph, drifts: DriftLog) -> None:

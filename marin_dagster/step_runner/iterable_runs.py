@@ -76,6 +76,8 @@ def run_drawn(
     """
     portions = _Portions(most)
     faults: list[BaseException] = []
+    # Not join(): before Python 3.13, a join that is interrupted takes the thread for ended.
+    ended = threading.Event()
 
     def work() -> None:
         try:
@@ -85,6 +87,7 @@ def run_drawn(
             faults.append(error)
         finally:
             portions.end(drop=True)
+            ended.set()
 
     worker = threading.Thread(
         target=contextvars.copy_context().run, args=(work,), name="marin-step-runner", daemon=True
@@ -99,11 +102,11 @@ def run_drawn(
         except Exception as error:
             broken = error
         portions.end()
-        worker.join()
+        ended.wait()
     except BaseException:
         stop.set()
         portions.end(drop=True)
-        worker.join()
+        ended.wait()
         raise
     if faults:
         raise faults[0]

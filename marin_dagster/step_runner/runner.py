@@ -36,6 +36,7 @@ from marin_dagster.step_runner.external_steps import external_faults, log_extern
 from marin_dagster.step_runner.iterable_runs import run_drawn
 from marin_dagster.steps import StepGraph, StepLike
 from marin_dagster.steps.protocol import address, is_external
+from marin_dagster.steps.text import did_you_mean, summarize
 
 _JOB = "step_runner"
 # Dagster's console logs every event at DEBUG, some fifty lines for each step.
@@ -47,7 +48,8 @@ _opening = threading.Lock()
 
 @dataclass(frozen=True)
 class StepResults(Mapping[str, StepOutput]):
-    """The outputs of a run's steps: by output path, and also by step, handle or name with hash."""
+    """The outputs of a run's steps: by output path, and also by step, handle, name with hash, or a
+    name that only one step has."""
 
     graph: StepGraph
     """The steps that were asked for, with all their dependencies."""
@@ -58,7 +60,7 @@ class StepResults(Mapping[str, StepOutput]):
         """The finished output.
 
         Raises:
-            KeyError: no such step.
+            KeyError: no such step, or several steps have this name.
             OutputNotReadyError: it is not built: it was not needed, or this was a dry run.
             RecordError: its record cannot be read.
         """
@@ -94,10 +96,17 @@ class StepResults(Mapping[str, StepOutput]):
             return str((key.lower() if hasattr(key, "lower") else key).output_path)
         if key in self.graph.steps:
             return key
-        for path, step in self.graph.steps.items():
+        steps = self.graph.steps.items()
+        for path, step in steps:
             if key in (step.name_with_hash, address(step)):
                 return path
-        raise KeyError(key)
+        named = [path for path, step in steps if key == step.name]
+        if len(named) == 1:
+            return named[0]
+        if named:
+            raise KeyError(f"{len(named)} steps are called {key!r}: name one with its hash.")
+        hint = did_you_mean(key, [step.name for _, step in steps])
+        raise KeyError(f"This run has no step {key!r}.{hint}")
 
 
 @dataclass(eq=False)
@@ -110,10 +119,10 @@ class _Call:
     """The executor's config."""
     runners: Mapping[str, Runner]
     """Runners made in code, by name."""
-    errors: list[Exception] = field(default_factory=list)
-    """What steps raised."""
-    failed: set[str] = field(default_factory=set)
-    """Output paths of steps that failed."""
+    failed: dict[str, Exception] = field(default_factory=dict)
+    """What steps raised, by output path."""
+    names: list[str] = field(default_factory=list)
+    """The steps that failed."""
     built: set[str] = field(default_factory=set)
     """Output paths of steps that were built."""
     drifts: DriftLog = field(default_factory=DriftLog)
@@ -123,11 +132,16 @@ class _Call:
 
     def lost(self, graph: StepGraph) -> frozenset[str]:
         """Output paths of a graph's steps that failed before, and of those that need them."""
-        if self.failed.isdisjoint(graph.steps):
+        if self.failed.keys().isdisjoint(graph.steps):
             return frozenset()
         required = graph.terminals
         seen = plan_from_cache(StepCache(), graph, selected=graph.steps, required=required)
-        return seen.below(graph, self.failed) | self.failed
+        return seen.below(graph, self.failed) | self.failed.keys()
+
+    def fail(self, step: StepLike, error: Exception) -> None:
+        """Keep what a step raised."""
+        self.failed[step.output_path] = error
+        self.names.append(address(step))
 
 
 @dataclass(frozen=True)
@@ -186,9 +200,9 @@ class StepRunner:
             self._run_graph(graph, call)
         else:
             graph = self._run_drawn(steps, call)
-        if call.errors:
-            message = f"{len(call.errors)} step(s) failed"
-            raise StepsFailedError(message, call.errors) from call.errors[0]
+        if errors := list(call.failed.values()):
+            message = f"{len(errors)} step(s) failed: {summarize(call.names)}"
+            raise StepsFailedError(message, errors) from errors[0]
         return StepResults(graph, dry_run=dry_run)
 
     def _run_drawn(self, steps: Iterable[Any], call: "_Call") -> StepGraph:
@@ -209,7 +223,7 @@ class StepRunner:
             try:
                 run_drawn(steps, run_portion, most=_DRAWN_AHEAD * call.limit, stop=call.stop)
             except Exception as error:
-                for failure in call.errors:
+                for failure in call.failed.values():
                     error.add_note(f"before that, a step failed: {failure}")
                 raise
         return StepGraph.from_steps(drawn)
@@ -220,7 +234,8 @@ class StepRunner:
             log_external_faults(graph, call.drifts)
         else:
             retry_failed = call.execution["retry_failed"]
-            call.errors += external_faults(graph, call.drifts, retry_failed=retry_failed)
+            for step, fault in external_faults(graph, call.drifts, retry_failed=retry_failed):
+                call.fail(step, fault)
         failures: dict[str, list[BaseException]] = {}
         executor = runner_executor(
             call.limit,
@@ -236,8 +251,10 @@ class StepRunner:
         definitions = build_definitions(marin, executor=executor, job_name=_JOB, checks=False)
         if any(not is_external(step) for step in graph.steps.values()):
             with self._recording() as instance:
-                call.errors += _run(definitions, instance, config, failures)
-        call.failed.update(path for path, name in marin.op_names.items() if failures.get(name))
+                raised = _run(definitions, instance, config, failures)
+            for path, name in marin.op_names.items():
+                if name in raised:
+                    call.fail(graph.steps[path], raised[name])
 
     def _runners(self) -> dict[str, Runner]:
         client = self.fray_client
@@ -296,8 +313,8 @@ def _run(
     instance: dg.DagsterInstance,
     config: Mapping[str, Any],
     failures: Mapping[str, list[BaseException]],
-) -> list[Exception]:
-    """Run the job; what its steps raised."""
+) -> dict[str, Exception]:
+    """Run the job; what its steps raised in their last attempts, by step key."""
     job = definitions.resolve_job_def(_JOB)
     recorded = instance.create_run_for_job(job_def=job, run_config=config)
     try:
@@ -305,9 +322,9 @@ def _run(
             result = execute_run(InMemoryJob(job), recorded, instance, raise_on_error=True)
     except dg.DagsterExecutionInterruptedError:
         raise KeyboardInterrupt from None
+    errors: dict[str, Exception] = {}
     if result.success:
-        return []
-    errors: list[Exception] = []
+        return errors
     for event in result.all_events:
         if not event.is_step_failure or event.step_key is None:
             continue
@@ -315,10 +332,11 @@ def _run(
         raised = failures.get(event.step_key, [])
         if raised and isinstance(raised[-1], Exception):
             raised[-1].add_note(f"in step {event.step_key} of run {recorded.run_id}")
-            errors.append(raised[-1])
+            errors[event.step_key] = raised[-1]
         else:
             error = event.step_failure_data.error
-            errors.append(StepError(error.message if error else f"step {event.step_key} failed"))
+            message = error.message if error else f"step {event.step_key} failed"
+            errors[event.step_key] = StepError(message)
     if not errors:
         raise MarinDagsterError(f"run {recorded.run_id} failed; see its log.")
     return errors

@@ -192,7 +192,7 @@ def test_each_fault_is_told(instance: dg.DagsterInstance, recorder: Recorder) ->
         "torn": False,
         "foreign": False,
     }
-    assert "there is no .artifact.json" in said(found["lost"], "marin/faults")
+    assert ".artifact.json is missing" in said(found["lost"], "marin/faults")
     assert f"{records['torn']} cannot be read" in said(found["torn"], "marin/faults")
     assert "belongs to the step 'other'" in said(found["foreign"], "marin/faults")
     assert said(found["torn"], "marin/output_path") == str(records["torn"].parent)

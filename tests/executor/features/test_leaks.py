@@ -62,7 +62,8 @@ def test_thirty_runs_leave_as_much_behind_as_three(store: Path) -> None:
             assert _keeper_ended()
             if number == 2:
                 after_three = _counts()
-        assert _counts() == after_three
+        # Fewer is fine: a thread of Dagster's own may have ended since.
+        assert all(count <= after_three[name] for name, count in _counts().items())
     assert list(store.rglob(".executor_status")), "this test looks for locks at the right place"
     assert list(store.rglob("*.lock*")) == []
 
