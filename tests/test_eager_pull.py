@@ -107,7 +107,7 @@ def test_data_that_is_missing_in_two_portions_is_one_failure(recorder: Recorder)
         yield missing
         yield recorder.step("last")
 
-    with pytest.raises(StepsFailedError, match="^1 step\\(s\\) failed: missing_") as raised:
+    with pytest.raises(StepsFailedError, match=r"^1 step\(s\) failed: missing_") as raised:
         StepRunner().run(steps())
 
     assert len(raised.value.exceptions) == 1
