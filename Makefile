@@ -21,7 +21,7 @@ SERVERS := tests/e2e/server tests/e2e/deployment tests/e2e/browser
 export MARIN_DAGSTER_PICTURES ?= $(CURDIR)/.pictures
 
 help: ## What there is to do
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
+	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
 
 demo: env instance ## Build the example pipeline end to end, and show what ran
 	@$(demo_env) $(run) python scripts/demo.py

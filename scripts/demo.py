@@ -11,7 +11,8 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import dagster as dg
@@ -28,26 +29,30 @@ QUIET = {"loggers": {"console": {"config": {"log_level": "ERROR"}}}}
 
 def main() -> int:
     """Run the job once; returns the exit code."""
-    print("Building the example pipeline ...", flush=True)
+    print("Loading the example pipeline, and launching a run of it ...", flush=True)
+    paths = _output_paths()
+    counts: Counter[str] = Counter()
     with dg.DagsterInstance.get() as instance:
-        run = _run_job(instance, "materialize_steps")
-        logged = (entry.dagster_event for entry in instance.all_logs(run.run_id))
-        rows = _rows(event for event in logged if event)
-    print(f"\n{'step':<20} {'':<8} {'seconds':>8}  path")
-    for name, (what, seconds, path) in rows.items():
-        print(f"{name:<20} {what:<8} {seconds:>8}  {path}")
-    counts = [what for what, _, _ in rows.values()]
-    print(f"\n{counts.count('ran')} ran, {counts.count('cached')} cached, of {len(counts)} steps")
-    if not run.is_success:
+        run_id = _launch(instance, "materialize_steps")
+        print(f"\n{'step':<20} {'':<8} {'seconds':>8}  path", flush=True)
+        for event in _events(instance, run_id):
+            if (row := _row(event)) and event.asset_key:
+                what, seconds = row
+                counts[what] += 1
+                name = event.asset_key.to_user_string()
+                print(f"{name:<20} {what:<8} {seconds:>8}  {paths[name]}", flush=True)
+        run = instance.get_run_by_id(run_id)
+    print(f"\n{counts['ran']} ran, {counts['cached']} cached, of {len(paths)} steps")
+    if run is None or not run.is_success:
         print("The run failed; `make ui` shows why.", file=sys.stderr)
         return 1
-    _print_numbers(rows)
-    print(f"\nReport: {rows['report'][2]}/report.md\n`make ui` shows the same in Dagster.")
+    _print_numbers(paths["evaluate"])
+    print(f"\nReport: {paths['report']}/report.md\n`make ui` shows the same in Dagster.")
     return 0
 
 
-def _run_job(instance: dg.DagsterInstance, job: str) -> dg.DagsterRun:
-    """Launch a job of the workspace, and wait until its run has ended."""
+def _launch(instance: dg.DagsterInstance, job: str) -> str:
+    """Launch a job of the workspace; returns the run's id."""
     run_id = str(uuid.uuid4())
     launched = subprocess.run(
         [
@@ -62,43 +67,49 @@ def _run_job(instance: dg.DagsterInstance, job: str) -> dg.DagsterRun:
         stderr=subprocess.STDOUT,
         text=True,
     )
-    run = instance.get_run_by_id(run_id)
-    while launched.returncode == 0 and run is not None and not run.is_finished:
-        time.sleep(0.2)
+    if launched.returncode != 0 or instance.get_run_by_id(run_id) is None:
+        sys.exit(f"{launched.stdout}\nDagster could not launch {job}.")
+    return run_id
+
+
+def _events(instance: dg.DagsterInstance, run_id: str) -> Iterator[dg.DagsterEvent]:
+    """The events of a run as they come, until it has ended."""
+    cursor = None
+    while True:
         run = instance.get_run_by_id(run_id)
-    if run is None or not run.is_success:
-        print(launched.stdout, file=sys.stderr)
-    return run or sys.exit(f"Dagster could not launch {job}.")
+        found = instance.get_records_for_run(run_id, cursor=cursor)
+        cursor = found.cursor
+        for record in found.records:
+            if event := record.event_log_entry.dagster_event:
+                yield event
+        if run is None or (run.is_finished and not found.records):
+            return
+        time.sleep(0.2)
 
 
-def _rows(events: Iterable[dg.DagsterEvent]) -> dict[str, tuple[str, str, str]]:
-    """For each step in the graph's order: what the run did with it, seconds, output path."""
+def _output_paths() -> dict[str, str]:
+    """Each step's output path, by its asset's name."""
     definitions = [asset for asset in defs.assets or () if isinstance(asset, dg.AssetsDefinition)]
-    specs = {asset.key: asset.get_asset_spec() for asset in definitions}
-    found: dict[dg.AssetKey, tuple[str, str]] = {}
-    for event in events:
-        key = event.asset_key
-        if key is None:
-            continue
-        if event.event_type_value == "ASSET_OBSERVATION":
-            found[key] = ("cached", "")
-        elif event.event_type_value == "ASSET_MATERIALIZATION":
-            metadata = event.step_materialization_data.materialization.metadata
-            if metadata["marin/cache"].value == "hit":
-                found[key] = ("cached", "")
-            else:
-                found[key] = ("ran", f"{metadata['marin/duration_s'].value:.2f}")
     return {
-        key.to_user_string(): (
-            *found.get(key, ("not run", "")),
-            str(specs[key].metadata["dagster/uri"]),
-        )
-        for key in specs
+        asset.key.to_user_string(): str(asset.get_asset_spec().metadata["dagster/uri"])
+        for asset in definitions
     }
 
 
-def _print_numbers(rows: dict[str, tuple[str, str, str]]) -> None:
-    record = read_record(OutputDir.at(rows["evaluate"][2]))
+def _row(event: dg.DagsterEvent) -> tuple[str, str] | None:
+    """What the run did with a step, and in how many seconds; None for other events."""
+    if event.event_type_value == "ASSET_OBSERVATION":
+        return "cached", ""
+    if event.event_type_value != "ASSET_MATERIALIZATION":
+        return None
+    metadata = event.step_materialization_data.materialization.metadata
+    if metadata["marin/cache"].value == "hit":
+        return "cached", ""
+    return "ran", f"{metadata['marin/duration_s'].value:.2f}"
+
+
+def _print_numbers(evaluation: str) -> None:
+    record = read_record(OutputDir.at(evaluation))
     numbers = record.result if record and record.result else {}
     print("\nperplexity of the held-out text (random guesses: the vocabulary's size)")
     for name, value in numbers.items():

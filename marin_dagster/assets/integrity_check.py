@@ -50,8 +50,9 @@ def evaluate(
             passed = True
         elif look.status is None:
             # Not an error: an output may be removed on purpose, and a run rebuilds what it needs.
-            needed = graph.is_needed(step.output_path, _is_built(graph))
-            text, passed, severity = removed(needed), not needed, dg.AssetCheckSeverity.WARN
+            needed_by = graph.needed_by(step.output_path, _is_built(graph))
+            text, passed = removed(step, needed_by), needed_by is None
+            severity = dg.AssetCheckSeverity.WARN
         else:
             text = FAILED_AGAIN
             faults = (text,)

@@ -253,8 +253,8 @@ def _events(
                 yield key, _materialization(item, metadata[path], found, versions)
                 versions[key] = item.version
             else:
-                needed = graph.is_needed(path, is_built)
-                yield key, _observation(item, found[path], needed=needed)
+                needed_by = graph.needed_by(path, is_built)
+                yield key, _observation(item, found[path], needed_by)
 
 
 def _metadata(
@@ -297,7 +297,9 @@ def _materialization(
     )
 
 
-def _observation(change: StoreChange, look: LookUp, *, needed: bool) -> dg.AssetObservation:
+def _observation(
+    change: StoreChange, look: LookUp, needed_by: StepLike | None
+) -> dg.AssetObservation:
     step = change.watched.step
     if change.kind is ChangeKind.FAILED:
         return cut_off(change.watched.key, step)
@@ -311,7 +313,7 @@ def _observation(change: StoreChange, look: LookUp, *, needed: bool) -> dg.Asset
             metadata[OWNER] = owner
             text = f"It is being built elsewhere, by {owner}."
         case _:
-            text = removed(needed)
+            text = removed(step, needed_by)
     return dg.AssetObservation(
         change.watched.key, description=f"{address(step)}: {text}", metadata=metadata
     )

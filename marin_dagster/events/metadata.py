@@ -31,6 +31,7 @@ from marin_dagster.events.metadata_keys import (
 from marin_dagster.steps import StepLike
 from marin_dagster.steps.attributes import leaves_in
 from marin_dagster.steps.protocol import address, code_version, data_version
+from marin_dagster.steps.text import shorten_middle
 
 CODE_VERSION_TAG = "dagster/code_version"
 SERVED = "Nothing ran: the output was finished."
@@ -143,15 +144,19 @@ def last_output_path(entry: LastEvent | None) -> str | None:
     return str(path.value) if path else None
 
 
-def removed(needed: bool) -> str:
+def removed(step: StepLike, needed_by: StepLike | None) -> str:
     """The message for an output that Dagster has recorded and that is gone.
 
     Args:
-        needed: whether a run of the whole graph would rebuild it.
+        step: its step.
+        needed_by: see :meth:`StepGraph.needed_by`.
     """
     gone = "The output was finished, and it is gone."
-    if needed:
-        return f"{gone} A run that needs it builds it again."
+    if needed_by is step:
+        return f"{gone} Materialize it to build it again."
+    if needed_by is not None:
+        name = shorten_middle(address(needed_by))
+        return f"{gone} {name} needs it and is not finished: a run of {name} builds both."
     return (
         f"{gone} Nothing needs it now, for every step that reads it is finished; materialize it "
         "alone to rebuild it."

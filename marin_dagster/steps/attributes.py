@@ -71,7 +71,7 @@ def json_fault(value: Any, path: str) -> str | None:
         elif isinstance(item, (list, tuple)):
             children = [(f"{at}[{index}]", child) for index, child in enumerate(item)]
         else:
-            return f"{at}: {item!r} is a {type(item).__name__}"
+            return f"{at}: {item!r} (of type {type(item).__name__})"
         inside = (*around, id(item))
         for place, child in reversed(children):
             pending.append((place, child, inside, outermost if len(around) > 1 else at))

@@ -86,8 +86,9 @@ class StepGraph:
                 readers[dep].append(path)
         return MappingProxyType({path: tuple(found) for path, found in readers.items()})
 
-    def is_needed(self, path: str, is_built: Callable[[str], bool]) -> bool:
-        """Whether a run of everything would build the missing output at ``path``.
+    def needed_by(self, path: str, is_built: Callable[[str], bool]) -> StepLike | None:
+        """The unfinished step at the end of the graph for which a run of everything would build
+        the missing output at ``path``: itself when nothing reads it, None when nothing needs it.
 
         The same decision as :func:`plan_run`, but from the readers of the output alone.
 
@@ -98,13 +99,14 @@ class StepGraph:
         seen: set[str] = set()
         waiting = [path]
         while waiting:
-            found = _readers(self, waiting.pop(), frozenset())
+            needed = waiting.pop()
+            found = _readers(self, needed, frozenset())
             readers = {reader for reader in found if not is_external(self.steps[reader])}
             if not readers:
-                return True
+                return self.steps[needed]
             waiting += [reader for reader in readers - seen if not is_built(reader)]
             seen |= readers
-        return False
+        return None
 
 
 @dataclass(frozen=True)
