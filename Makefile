@@ -16,6 +16,9 @@ run := $(UV) run --frozen
 # Most tests wait for something, so more workers than cores pay; a file's tests share its servers.
 WORKERS ?= 4
 parallel = -n $(WORKERS) --dist loadfile $(PYTEST_ARGS)
+# In memory where there is room: SQLite waits for the disk at each of Dagster's events.
+memory := $(shell test -w /dev/shm && df --output=avail /dev/shm | awk 'NR == 2 && $$1 > 4000000 {print "/dev/shm"}')
+quick unit servers lowest interop python313 coverage: export TMPDIR := $(or $(memory),$(TMPDIR),/tmp)
 SERVERS := tests/e2e/server tests/e2e/deployment tests/e2e/browser
 # Where the tests in a browser leave pictures of the pages.
 export MARIN_DAGSTER_PICTURES ?= $(CURDIR)/.pictures
@@ -62,7 +65,8 @@ interop: $(UV) debian ## Tests against real marin-core, in a Python 3.12 environ
 
 python313: $(UV) debian ## Tests of the package on Python 3.13 and the newest Dagster
 	UV_PROJECT_ENVIRONMENT=.venv-3.13 $(run) --python 3.13 pytest tests/steps tests/cache tests/lazy \
-		tests/runners/test_p*.py tests/events tests/assets tests/executor $(parallel)
+		tests/runners/test_p*.py tests/events tests/assets tests/executor \
+		-m "not slow and not server" $(parallel)
 
 coverage: env debian ## How much of the package the unit tests run
 	$(run) pytest $(SERVERS:%=--ignore=%) $(parallel) --cov --cov-report=term:skip-covered

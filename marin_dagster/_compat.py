@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from dagster._config.config_schema import UserConfigSchema
 from dagster._core.definitions.asset_checks.asset_check_evaluation import (
     AssetCheckEvaluationTargetMaterializationData,
 )
@@ -18,6 +19,7 @@ from dagster._core.events import (
     AssetObservationData,
     EngineEventData,
 )
+from dagster._core.events.log import EventLogEntry
 from dagster._core.execution.api import ExecuteRunWithPlanIterable, execute_run
 from dagster._core.execution.context.system import (
     PlanExecutionContext,
@@ -43,6 +45,8 @@ from dagster._core.storage.compute_log_manager import (
     ComputeIOType,
     ComputeLogManager,
 )
+from dagster._core.storage.event_log import SqliteEventLogStorage
+from dagster._serdes import ConfigurableClassData
 from dagster._utils.cached_method import cached_method
 from dagster._utils.interrupts import capture_interrupts
 from dagster_shared.error import SerializableErrorInfo
@@ -60,8 +64,10 @@ __all__ = [
     "CloudStorageComputeLogManager",
     "ComputeIOType",
     "ComputeLogManager",
+    "ConfigurableClassData",
     "DagsterLibraryRegistry",
     "EngineEventData",
+    "EventLogEntry",
     "ExecuteRunWithPlanIterable",
     "ExecutionPlan",
     "InMemoryJob",
@@ -71,9 +77,11 @@ __all__ = [
     "PlanOrchestrationContext",
     "RetryMode",
     "SerializableErrorInfo",
+    "SqliteEventLogStorage",
     "StepDependencyConfig",
     "StepFailureData",
     "StepSuccessData",
+    "UserConfigSchema",
     "cached_method",
     "capture_interrupts",
     "dagster_event_sequence_for_step",
