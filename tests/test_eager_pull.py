@@ -190,8 +190,10 @@ def test_a_dry_run_draws_everything_and_runs_nothing(recorder: Recorder) -> None
 
 
 SCRIPT = """
-import pathlib, time
+import pathlib, signal, time
 from marin_dagster import StepRunner, StepSpec
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have it ignored
 
 def wait(output_path):
     pathlib.Path(output_path, "started").write_text("yes")

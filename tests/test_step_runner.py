@@ -204,7 +204,7 @@ def test_the_run_is_recorded_where_it_should_be(
     home = tmp_path / "home"
     home.mkdir()
     monkeypatch.setenv("DAGSTER_HOME", str(home))
-    StepRunner().run([step])
+    StepRunner().run([recorder.step("other")])
     with dg.DagsterInstance.get() as instance:
         assert len(instance.get_runs()) == 1
 

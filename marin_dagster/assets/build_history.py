@@ -27,7 +27,8 @@ class BuildHistory:
     Thread-safe.
     """
 
-    instance: dg.DagsterInstance
+    instance: dg.DagsterInstance | None
+    """Knows earlier builds; with None, only the store does."""
     keys: Sequence[dg.AssetKey]
     """The assets that the run may build."""
     earlier: PreviousOutputs = field(default_factory=PreviousOutputs)
@@ -80,7 +81,7 @@ class BuildHistory:
     def _last_builds(self) -> dict[dg.AssetKey, LastBuild]:
         with self._mutex:
             if self._last is None:
-                events = last_events(self.instance, self.keys)
+                events = last_events(self.instance, self.keys) if self.instance else {}
                 found = {key: _last_build(event) for key, event in events.items()}
                 self._last = {key: build for key, build in found.items() if build}
             return self._last

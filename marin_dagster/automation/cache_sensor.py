@@ -17,38 +17,27 @@ from marin_dagster.assets.io_manager import cache_of
 from marin_dagster.assets.marin_graph import DEFAULT_IO_MANAGER_KEY, MarinGraph, Steps
 from marin_dagster.assets.translator import DagsterMarinTranslator
 from marin_dagster.automation.store_changes import (
-    ASSUMED_VERSION,
     ChangeKind,
     SensorCursor,
     StoreChange,
     WatchedStep,
     compare,
 )
-from marin_dagster.cache import ArtifactRecord, CacheState, Hit, LookUp, OutputDir, StepCache
+from marin_dagster.cache import CacheState, LookUp, OutputDir, StepCache
 from marin_dagster.cache.parallel import map_parallel
 from marin_dagster.cache.status import STATUS_FILE
 from marin_dagster.errors import MarinDagsterError
 from marin_dagster.events.asset_records import (
-    DATA_VERSION_TAG,
     LastEvent,
     last_events,
     last_version,
     planned_assets,
 )
-from marin_dagster.events.metadata import (
-    CODE_VERSION_TAG,
-    cut_off,
-    hit_facts,
-    input_version_tag,
-    output_metadata,
-    record_of,
-    recorded_version,
-    removed,
-    sendable,
-)
-from marin_dagster.events.metadata_keys import CACHE, DRIFT, OUTPUT_PATH, OWNER
+from marin_dagster.events.found_outputs import found_metadata, found_output
+from marin_dagster.events.metadata import cut_off, removed, sendable
+from marin_dagster.events.metadata_keys import CACHE, OUTPUT_PATH, OWNER
 from marin_dagster.steps import StepGraph, StepLike
-from marin_dagster.steps.protocol import address, is_external, is_mutable
+from marin_dagster.steps.protocol import address, is_mutable
 from marin_dagster.steps.text import summarize
 
 EVENTS_PER_TICK = 150
@@ -246,55 +235,28 @@ def _events(
             for item in some
             if item.kind is ChangeKind.HIT
         }
-        metadata = map_parallel(lambda step: _metadata(context, step, found), hits)
+        metadata = map_parallel(
+            lambda step: found_metadata(step, found[step.output_path].drift, context.log), hits
+        )
         for item in some:
             key, path = item.watched.key, item.watched.step.output_path
             if item.kind is ChangeKind.HIT:
-                yield key, _materialization(item, metadata[path], found, versions)
+                yield (
+                    key,
+                    found_output(
+                        key,
+                        item.watched.step,
+                        metadata=metadata[path],
+                        inputs=item.watched.inputs,
+                        found=found,
+                        versions=versions,
+                        version=item.version,
+                    ),
+                )
                 versions[key] = item.version
             else:
                 needed_by = graph.needed_by(path, is_built)
                 yield key, _observation(item, found[path], needed_by)
-
-
-def _metadata(
-    context: dg.SensorEvaluationContext, step: StepLike, found: Mapping[str, LookUp]
-) -> dict[str, Any]:
-    drift = found[step.output_path].drift
-    hit = Hit(step, OutputDir.at(step.output_path), drift)
-    record: ArtifactRecord | None = record_of(hit, context.log)
-    # No sizes, unlike in a run: listing one large output could take longer than a tick may.
-    facts = hit_facts(hit, record)
-    if drift is not None:
-        facts[DRIFT] = drift.message
-    return output_metadata(hit.folder, record, facts)
-
-
-def _materialization(
-    change: StoreChange,
-    metadata: Mapping[str, Any],
-    found: Mapping[str, LookUp],
-    versions: Mapping[dg.AssetKey, str | None],
-) -> dg.AssetMaterialization:
-    tags = {
-        DATA_VERSION_TAG: change.version,
-        CODE_VERSION_TAG: change.code_version,
-        "dagster/data_version_is_user_provided": "true",
-    }
-    for key, step in change.watched.inputs.items():
-        # It read the asset, but which of the asset's events is unknown.
-        tags[f"dagster/input_event_pointer/{key.to_user_string()}"] = "NULL"
-        if step is None or is_external(step) or is_mutable(step):
-            # The version that it read is unknown; Dagster assumes the latest.
-            tags[input_version_tag(key)] = versions.get(key) or ASSUMED_VERSION
-        else:
-            tags[input_version_tag(key)] = recorded_version(step, found[step.output_path].drift)
-    return dg.AssetMaterialization(
-        change.watched.key,
-        description=f"{address(change.watched.step)} was found finished in the cache.",
-        metadata=metadata,
-        tags=tags,
-    )
 
 
 def _observation(

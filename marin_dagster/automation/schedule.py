@@ -11,7 +11,7 @@ from marin_dagster.assets.io_manager import cache_of
 from marin_dagster.assets.marin_graph import DEFAULT_IO_MANAGER_KEY, MarinGraph, Steps
 from marin_dagster.assets.translator import DagsterMarinTranslator
 from marin_dagster.cache import CacheState
-from marin_dagster.cache.plan import CachePlan, blocked_message, plan_from_cache
+from marin_dagster.cache.plan import CachePlan, blocked_message, nothing_to_run, plan_from_cache
 from marin_dagster.errors import StepError, StoreError
 from marin_dagster.events.asset_records import unfinished_runs
 from marin_dagster.steps import StepGraph
@@ -83,7 +83,7 @@ def build_marin_schedule(
         in_order = {path: key for path, key in keys.items() if path in seen.run.run}
         tick = _decide(graph, seen, _taken_on(context, in_order))
         if not tick.starts:
-            return dg.SkipReason("\n".join(tick.reasons) or _nothing_to_run(seen))
+            return dg.SkipReason("\n".join(tick.reasons) or nothing_to_run(seen))
         to_run = [address(graph.steps[path]) for path in tick.request]
         context.log.info(f"{_count(to_run)} must run: {summarize(to_run)}.")
         for reason in tick.reasons:
@@ -156,14 +156,6 @@ def _decide(graph: StepGraph, seen: CachePlan, taken_on: Mapping[str, dg.Dagster
         below = [name for path, name in names.items() if path in waiting]
         reasons.append(f"{_count(waiting)} below must wait: {summarize(below)}.")
     return _Tick(request, starts, reasons)
-
-
-def _nothing_to_run(seen: CachePlan) -> str:
-    hits, pruned = len(seen.run.hits), len(seen.run.pruned)
-    if pruned:
-        return f"Nothing to run: {hits} steps are cached, and nothing needs the other {pruned}."
-    all_steps = f"all {hits} steps are" if hits > 1 else "the only step is"
-    return f"Nothing to run: {all_steps} cached."
 
 
 def _selected(

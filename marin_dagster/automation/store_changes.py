@@ -16,6 +16,7 @@ import dagster as dg
 
 from marin_dagster.cache import CacheState, LookUp, Status
 from marin_dagster.events.asset_records import LastEvent, last_materialization, last_version
+from marin_dagster.events.found_outputs import ASSUMED_VERSION
 from marin_dagster.events.metadata import (
     CODE_VERSION_TAG,
     last_output_path,
@@ -26,9 +27,6 @@ from marin_dagster.events.metadata import (
 from marin_dagster.events.metadata_keys import FINISHED_AT, OUTPUT_PATH
 from marin_dagster.steps import StepLike
 from marin_dagster.steps.protocol import is_external, is_mutable
-
-ASSUMED_VERSION = "INITIAL"
-"""The data version that Dagster assumes for an asset without records."""
 
 
 class ChangeKind(StrEnum):
@@ -65,8 +63,6 @@ class StoreChange:
     """What the cursor remembers once it is reported; None when the instance remembers it."""
     version: str = ""
     """The data version of a HIT."""
-    code_version: str = ""
-    """The code version of a HIT."""
 
 
 @dataclass(frozen=True)
@@ -190,9 +186,7 @@ def _finished(
             # Dagster has assumed one version of it so far, and the assets built from it have
             # recorded that version: the first report keeps it, so that they stay fresh.
             version = last_version(entry) or ASSUMED_VERSION
-    return StoreChange(
-        watched, None if known and not rebuilt else ChangeKind.HIT, None, version, code
-    )
+    return StoreChange(watched, None if known and not rebuilt else ChangeKind.HIT, None, version)
 
 
 def _milliseconds(moment: Any) -> int:

@@ -97,3 +97,12 @@ def blocked_message(graph: StepGraph, path: str, missing: Collection[str]) -> st
             f"data there, with SUCCESS in its {STATUS_FILE}."
         )
     return f"step {address(step)} ({path}) {' It also '.join(reasons)}"
+
+
+def nothing_to_run(seen: CachePlan) -> str:
+    """Why no step runs: how many are cached, and how many nothing needs."""
+    hits, pruned = len(seen.run.hits), len(seen.run.pruned)
+    if pruned:
+        return f"Nothing to run: {hits} steps are cached, and nothing needs the other {pruned}."
+    all_steps = f"all {hits} steps are" if hits > 1 else "the only step is"
+    return f"Nothing to run: {all_steps} cached."

@@ -1,7 +1,7 @@
 """Decides for each step of a run: prune, serve, block, or run it in a thread."""
 
 import asyncio
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 import dagster as dg
@@ -23,7 +23,7 @@ from marin_dagster.events.asset_records import last_events, last_version
 from marin_dagster.events.metadata import built_in_s, recorded_version
 from marin_dagster.executor.config import ExecutorSettings
 from marin_dagster.executor.run_steps import PlannedStep, StepNames, by_graph, compute_of
-from marin_dagster.runners import INLINE, Placement, Routing, StepOverride
+from marin_dagster.runners import INLINE, Placement, Routing
 from marin_dagster.steps.protocol import address, is_mutable
 
 BACKFILL_TAG = "dagster/backfill"
@@ -137,12 +137,6 @@ def decide(
     done |= {key for key in mutable if planned[key].step.output_path in built}
     forced -= done
     overrides = names.overrides(routing.config.steps)
-    looks: dict[str, LookUp] = {}
-    to_run: list[str] = []
-    pruned: dict[str, str] = {}
-    hits: dict[str, PlannedStep] = {}
-    blocked: dict[str, MarinDagsterError] = {}
-    expected: set[str] = set()
     checks = _checks(context, plan, planned)
     required = _read_by_ordinary_steps(executable, planned, checks) | wanted
     # A backfill waits for a materialization of each of its assets; an observation or a skipped
@@ -150,12 +144,63 @@ def decide(
     is_backfill = BACKFILL_TAG in context.dagster_run.tags
     if is_backfill:
         required |= {found.step.output_path for found in planned.values()}
+    return decide_steps(
+        planned,
+        executable,
+        cache_for=lambda key_of: _cache(context, planned, key_of),
+        # An observation would not do for a backfill.
+        instance=None if is_backfill else context.instance,
+        place=lambda key, found: routing.place(
+            found.step, tag=found.runner, override=overrides.get(key)
+        ),
+        # A failure in this run, before a retry, is not a failure of an earlier run.
+        builds_failed=lambda key: settings.retry_failed or _attempts(plan, key) > 0,
+        required=required,
+        forced=frozenset(forced),
+        done=frozenset(done & mutable),
+        checks=frozenset(checks),
+    )
+
+
+def decide_steps(
+    planned: Mapping[str, PlannedStep],
+    executable: Mapping[str, set[str]],
+    *,
+    cache_for: Callable[[Mapping[str, str]], StepCache],
+    instance: dg.DagsterInstance | None,
+    place: Callable[[str, PlannedStep], Placement],
+    builds_failed: Callable[[str], bool],
+    required: Collection[str],
+    forced: frozenset[str] = frozenset(),
+    done: frozenset[str] = frozenset(),
+    checks: frozenset[str] = frozenset(),
+) -> Decisions:
+    """Look up steps and decide what to do with each. Writes nothing.
+
+    Args:
+        planned: the steps, by step key.
+        executable: for each step key of the run, the step keys that it reads.
+        cache_for: the cache of a graph's steps; takes their step keys by output path.
+        instance: knows which outputs it has recorded; None for none.
+        place: where a step runs; raises RoutingError or ResourceError if nowhere.
+        builds_failed: whether a step is built although its last attempt failed.
+        required: output paths that are needed whatever reads them.
+        forced: steps that are built although they are cached.
+        done: steps that are not built again.
+        checks: steps that only check an output.
+    """
+    looks: dict[str, LookUp] = {}
+    to_run: list[str] = []
+    pruned: dict[str, str] = {}
+    hits: dict[str, PlannedStep] = {}
+    blocked: dict[str, MarinDagsterError] = {}
+    expected: set[str] = set()
     for graph, key_of in by_graph(planned):
         seen = plan_from_cache(
-            _cache(context, planned, key_of),
+            cache_for(key_of),
             graph,
             selected=key_of.keys(),
-            required=required & key_of.keys(),
+            required=key_of.keys() & required,
             forced=[path for path, key in key_of.items() if key in forced],
         )
         run, unknown = seen.run, seen.unknown
@@ -169,9 +214,7 @@ def decide(
         for path, key in key_of.items():
             if path not in run.run:
                 continue
-            failed = seen.found[path].state is CacheState.FAILED
-            # A failure in this run, before a retry, is not a failure of an earlier run.
-            if failed and not settings.retry_failed and not _attempts(plan, key):
+            if seen.found[path].state is CacheState.FAILED and not builds_failed(key):
                 blocked[key] = previous_failure(graph.steps[path])
             else:
                 to_run.append(key)
@@ -182,19 +225,17 @@ def decide(
             )
         for path, missing in run.blocked.items():
             blocked[key_of[path]] = DependencyNotBuiltError(blocked_message(graph, path, missing))
-    places, refused = _places(planned, [*to_run, *hits], overrides, routing)
+    places, refused = _places(planned, [*to_run, *hits], place)
     drifted = {key: drift for key in hits if (drift := looks[key].drift) is not None}
     # No runner takes it, so it must not be built.
     expected |= refused.keys()
     versions = {key: recorded_version(hit.step, drifted.get(key)) for key, hit in hits.items()}
-    served, saved_s = _known_to_instance(context.instance, hits, versions)
-    if is_backfill:
-        served = set()
+    served, saved_s = _known_to_instance(instance, hits, versions) if instance else (set(), {})
     return Decisions(
         planned=planned,
         looks=looks,
         places=places,
-        checks=frozenset(checks),
+        checks=checks,
         drifted=drifted,
         pruned=pruned,
         cached=frozenset(hits),
@@ -203,8 +244,8 @@ def decide(
         blocked=blocked,
         unroutable={key: refused[key] for key in to_run if key in refused},
         unreachable=unreachable(executable, blocked, hits),
-        forced=frozenset(forced),
-        done=frozenset(done & mutable),
+        forced=forced,
+        done=done,
         expected_hits=frozenset(expected),
     )
 
@@ -244,16 +285,14 @@ def _cache(
 def _places(
     planned: Mapping[str, PlannedStep],
     keys: Iterable[str],
-    overrides: Mapping[str, StepOverride],
-    routing: Routing,
+    place: Callable[[str, PlannedStep], Placement],
 ) -> tuple[dict[str, Placement], dict[str, Exception]]:
     """Where each step runs, and why no runner takes the others."""
     places: dict[str, Placement] = {}
     refused: dict[str, Exception] = {}
     for key in keys:
-        found = planned[key]
         try:
-            places[key] = routing.place(found.step, tag=found.runner, override=overrides.get(key))
+            places[key] = place(key, planned[key])
         except (RoutingError, ResourceError) as error:
             refused[key] = error
     return places, refused

@@ -122,15 +122,13 @@ class MarinExecutor(dg.Executor):
                 if not dry_run:
                     decisions.check_places()
             history = BuildHistory(job_context.instance, decisions.may_build(execution_plan))
-            outcomes = find_outcomes(execution_plan, decisions, history)
+            outcomes = find_outcomes(execution_plan.step_keys_to_execute, decisions, history)
             doing = f"Executing {count} steps in threads, at most {limit} at once"
             if dry_run:
                 doing = f"Dry run of {count} steps: runs nothing and only reads the store"
             yield report_outcomes(job_context, execution_plan, outcomes, doing)
             if dry_run:
-                # The console of a script shows no events.
-                log = job_context.log.info if self.from_script else None
-                yield from report_dry_run(job_context, execution_plan, outcomes, log)
+                yield from report_dry_run(job_context, execution_plan, outcomes)
             else:
                 yield from self._execute(job_context, execution_plan, decisions, routing, history)
         finally:

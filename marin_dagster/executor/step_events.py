@@ -1,7 +1,7 @@
 """Events of the steps that no thread runs: served, pruned, blocked, or in a dry run."""
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import dagster as dg
@@ -24,10 +24,9 @@ from marin_dagster.events.metadata import SERVED
 from marin_dagster.events.metadata_keys import CACHE, DRIFT, OUTPUT_PATH, REASON, STEPS
 from marin_dagster.executor.decisions import Decisions
 from marin_dagster.executor.run_steps import PlannedStep
-from marin_dagster.executor.step_outcomes import RUN, StepOutcome, outcomes_table
+from marin_dagster.executor.step_outcomes import StepOutcome, dry_run_line, outcomes_table
 from marin_dagster.steps import StepLike
 from marin_dagster.steps.protocol import address
-from marin_dagster.steps.text import summarize
 
 
 def report_outcomes(
@@ -56,7 +55,6 @@ def report_dry_run(
     context: PlanExecutionContext,
     plan: ExecutionPlan,
     outcomes: Mapping[str, StepOutcome],
-    log: Callable[[str], None] | None = None,
 ) -> Iterator[dg.DagsterEvent]:
     """Events of a run that only reports what a real one would do.
 
@@ -64,21 +62,13 @@ def report_dry_run(
         context: of the run.
         plan: of the run.
         outcomes: the outcome of each step.
-        log: receives the same lines.
     """
     for step in plan.get_steps_to_execute_in_topo_order():
         outcome = outcomes.get(step.key)
         if outcome is None:
             yield _skipped(context.for_step(step), "Dry run: would check the output")
             continue
-        would = "would run" if outcome.becomes == RUN else f"would be {outcome.becomes}"
-        roots = [root for root in outcome.roots if root != outcome.name]
-        because = f"; because of {summarize(roots)}" if roots else ""
-        where = f" -> {outcome.path}" if outcome.path else ""
-        line = f"Dry run: {would}: {outcome.name}{where}: {outcome.why}{because}"
-        if log is not None:
-            log(line)
-        yield _skipped(context.for_step(step), line)
+        yield _skipped(context.for_step(step), dry_run_line(outcome))
 
 
 def summary(plan: ExecutionPlan, decisions: Decisions) -> str:

@@ -5,7 +5,6 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from marin_dagster._compat import ExecutionPlan
 from marin_dagster.assets.build_history import BuildHistory
 from marin_dagster.cache.cache import CacheState
 from marin_dagster.cache.expected_reasons import ExpectedReasons
@@ -45,16 +44,25 @@ class StepOutcome:
 
 
 def find_outcomes(
-    plan: ExecutionPlan, decisions: Decisions, history: BuildHistory
+    step_keys: Iterable[str], decisions: Decisions, history: BuildHistory
 ) -> dict[str, StepOutcome]:
-    """The outcome of each step of the plan, by step key: ours in topological order, then others.
+    """The outcome of each step of a run, by step key: ours in topological order, then others.
 
     Checks are left out.
     """
     expected = _expected(decisions, history)
     # Not sorted again: Dagster's sort is quadratic in the length of a chain.
-    keys = dict.fromkeys([*decisions.planned, *plan.step_keys_to_execute])
+    keys = dict.fromkeys([*decisions.planned, *step_keys])
     return {key: _outcome(key, decisions, expected) for key in keys if key not in decisions.checks}
+
+
+def dry_run_line(outcome: StepOutcome) -> str:
+    """What a real run would do with a step."""
+    would = "would run" if outcome.becomes == RUN else f"would be {outcome.becomes}"
+    roots = [root for root in outcome.roots if root != outcome.name]
+    because = f"; because of {summarize(roots)}" if roots else ""
+    where = f" -> {outcome.path}" if outcome.path else ""
+    return f"Dry run: {would}: {outcome.name}{where}: {outcome.why}{because}"
 
 
 def outcomes_table(outcomes: Iterable[StepOutcome]) -> str:

@@ -32,6 +32,8 @@ from marin_dagster.executor import runner_executor
 from marin_dagster.executor.config import DEFAULT_MAX_CONCURRENT, effective_max_concurrent
 from marin_dagster.lazy import ArtifactStep, load
 from marin_dagster.runners import FraySettings, Runner
+from marin_dagster.step_runner.cached_graphs import serve_cached
+from marin_dagster.step_runner.dry_runs import log_dry_run
 from marin_dagster.step_runner.external_steps import external_faults, log_external_faults
 from marin_dagster.step_runner.iterable_runs import run_drawn
 from marin_dagster.steps import StepGraph, StepLike
@@ -232,10 +234,18 @@ class StepRunner:
         """Run what a graph's terminals need, in one run."""
         if call.execution["dry_run"]:
             log_external_faults(graph, call.drifts)
-        else:
-            retry_failed = call.execution["retry_failed"]
-            for step, fault in external_faults(graph, call.drifts, retry_failed=retry_failed):
-                call.fail(step, fault)
+            log_dry_run(
+                graph,
+                call.runners,
+                retry_failed=call.execution["retry_failed"],
+                recording=self._recording() if self._has_instance else None,
+            )
+            return
+        retry_failed = call.execution["retry_failed"]
+        for step, fault in external_faults(graph, call.drifts, retry_failed=retry_failed):
+            call.fail(step, fault)
+        if serve_cached(graph, call.drifts, self._recording() if self._has_instance else None):
+            return
         failures: dict[str, list[BaseException]] = {}
         executor = runner_executor(
             call.limit,
@@ -267,6 +277,11 @@ class StepRunner:
         from marin_dagster.runners.fray import FrayRunner
 
         return {"fray": FrayRunner("fray", FraySettings(shared_disk=self.shared_disk), client)}
+
+    @property
+    def _has_instance(self) -> bool:
+        """Whether runs are recorded for longer than this call."""
+        return self.instance is not None or bool(os.environ.get("DAGSTER_HOME"))
 
     @contextmanager
     def _recording(self) -> Iterator[dg.DagsterInstance]:

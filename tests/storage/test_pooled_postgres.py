@@ -1,9 +1,11 @@
 """``PooledPostgresEventLogStorage``, on a real server, with and without PgBouncer before it."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,9 +33,10 @@ def postgres() -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def pgbouncer(postgres: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def pgbouncer(postgres: str) -> Iterator[str]:
     """The server behind a proxy that gives each transaction another connection."""
-    folder = tmp_path_factory.mktemp("pgbouncer")
+    # Not pytest's folder: that is closed to the proxy's user.
+    folder = Path(tempfile.mkdtemp(prefix="pgbouncer-"))
     url, port = db.make_url(postgres), free_port()
     folder.joinpath("users").write_text(f'"{url.username}" "{url.password}"\n')
     folder.joinpath("pgbouncer.ini").write_text(
@@ -45,8 +48,6 @@ def pgbouncer(postgres: str, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     folder.chmod(0o755)
     command = ["pgbouncer", str(folder / "pgbouncer.ini")]
     if os.geteuid() == 0:  # which PgBouncer refuses
-        for path in (folder, *folder.parents[:2]):
-            path.chmod(0o755)
         command = ["setpriv", "--reuid=postgres", "--regid=postgres", "--clear-groups", *command]
     proxied = url.set(port=port).render_as_string(hide_password=False)
 
@@ -58,9 +59,12 @@ def pgbouncer(postgres: str, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         except db.exc.OperationalError:
             return False
 
-    with running_process(command, folder / "log") as process:
-        process.wait(is_ready)
-        yield proxied
+    try:
+        with running_process(command, folder / "log") as process:
+            process.wait(is_ready)
+            yield proxied
+    finally:
+        shutil.rmtree(folder)
 
 
 @pytest.fixture(params=["postgres", "pgbouncer"])

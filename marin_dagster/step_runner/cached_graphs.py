@@ -1,0 +1,81 @@
+"""Graphs of which nothing must run: a look at the store, without a job or a run of Dagster's."""
+
+import logging
+from contextlib import AbstractContextManager
+
+import dagster as dg
+
+from marin_dagster.assets.marin_graph import MarinGraph
+from marin_dagster.cache import DriftLog, StepCache
+from marin_dagster.cache.parallel import map_parallel
+from marin_dagster.cache.plan import CachePlan, nothing_to_run, plan_from_cache
+from marin_dagster.events.asset_records import last_events, last_version
+from marin_dagster.events.found_outputs import found_metadata, found_output
+from marin_dagster.events.metadata import recorded_version
+from marin_dagster.step_runner.console import show
+from marin_dagster.steps import StepGraph
+from marin_dagster.steps.protocol import is_external
+
+logger = logging.getLogger(__name__)
+
+
+def serve_cached(
+    graph: StepGraph,
+    drifts: DriftLog,
+    recording: AbstractContextManager[dg.DagsterInstance] | None,
+) -> bool:
+    """Whether all that the graph's terminals need is in the cache; then reports it.
+
+    An instance gets a materialization of each output that it does not know.
+
+    Args:
+        graph: the steps.
+        drifts: warns of drifted outputs.
+        recording: opens the instance that records them; None for none.
+    """
+    selected = [path for path, step in graph.steps.items() if not is_external(step)]
+    wanted = [path for path in graph.terminals if path in set(selected)]
+    seen = plan_from_cache(StepCache(), graph, selected=selected, required=wanted)
+    if seen.run.run or seen.run.blocked or seen.unknown:
+        return False
+    for path in selected:
+        drift = seen.found[path].drift
+        if path in seen.run.hits and drift is not None:
+            drifts.warn(graph.steps[path], drift)
+    show(nothing_to_run(seen))
+    if recording is not None and seen.run.hits:
+        with recording as instance:
+            _report_unknown(instance, graph, seen)
+    return True
+
+
+def _report_unknown(instance: dg.DagsterInstance, graph: StepGraph, seen: CachePlan) -> None:
+    """Record the outputs whose versions are not the last that the instance recorded."""
+    marin = MarinGraph.of(graph)
+    keys = {marin.keys[path]: path for path in graph.steps if path in seen.run.hits}
+    inputs = {
+        key: {marin.keys[dep.output_path]: dep for dep in graph.steps[path].deps}
+        for key, path in keys.items()
+    }
+    others = {dep for of in inputs.values() for dep in of}
+    entries = last_events(instance, [*{*keys, *others}])
+    versions = {key: last_version(entry) for key, entry in entries.items()}
+    unknown = {
+        path: graph.steps[path]
+        for key, path in keys.items()
+        if versions.get(key) != recorded_version(graph.steps[path], seen.found[path].drift)
+    }
+    metadata = map_parallel(
+        lambda step: found_metadata(step, seen.found[step.output_path].drift, logger), unknown
+    )
+    for path, step in unknown.items():
+        key = marin.keys[path]
+        event = found_output(
+            key,
+            step,
+            metadata=metadata[path],
+            inputs=inputs[key],
+            found=seen.found,
+            versions=versions,
+        )
+        instance.report_runless_asset_event(event)
