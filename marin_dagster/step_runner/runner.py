@@ -4,12 +4,9 @@ Records the run in the given instance, else in that of ``DAGSTER_HOME``, else in
 The caller's process is the run worker.
 """
 
-import os
 import sys
-import tempfile
 import threading
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -36,6 +33,7 @@ from marin_dagster.step_runner.cached_graphs import serve_cached
 from marin_dagster.step_runner.dry_runs import log_dry_run
 from marin_dagster.step_runner.external_steps import external_faults, log_external_faults
 from marin_dagster.step_runner.iterable_runs import run_drawn
+from marin_dagster.step_runner.recording import keeps_records, recording
 from marin_dagster.steps import StepGraph, StepLike
 from marin_dagster.steps.protocol import address, is_external
 from marin_dagster.steps.text import did_you_mean, summarize
@@ -45,7 +43,6 @@ _JOB = "step_runner"
 _LOGGERS = {"console": {"config": {"log_level": "INFO"}}}
 _DRAWN_AHEAD = 8
 """Steps that are drawn ahead of those that run, in multiples of ``max_concurrent``."""
-_opening = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -210,7 +207,7 @@ class StepRunner:
     def _run_drawn(self, steps: Iterable[Any], call: "_Call") -> StepGraph:
         """Run steps while they are drawn; the graph of them all."""
         drawn: list[StepLike] = []
-        with self._recording() as instance:
+        with recording(self.instance) as instance:
             recorded = replace(self, instance=instance)
 
             def run_portion(portion: list[Any]) -> None:
@@ -232,19 +229,20 @@ class StepRunner:
 
     def _run_graph(self, graph: StepGraph, call: "_Call") -> None:
         """Run what a graph's terminals need, in one run."""
+        kept = recording(self.instance) if keeps_records(self.instance) else None
         if call.execution["dry_run"]:
             log_external_faults(graph, call.drifts)
             log_dry_run(
                 graph,
                 call.runners,
                 retry_failed=call.execution["retry_failed"],
-                recording=self._recording() if self._has_instance else None,
+                recording=kept,
             )
             return
         retry_failed = call.execution["retry_failed"]
         for step, fault in external_faults(graph, call.drifts, retry_failed=retry_failed):
             call.fail(step, fault)
-        if serve_cached(graph, call.drifts, self._recording() if self._has_instance else None):
+        if serve_cached(graph, call.drifts, kept):
             return
         failures: dict[str, list[BaseException]] = {}
         executor = runner_executor(
@@ -260,7 +258,7 @@ class StepRunner:
         marin = MarinGraph.of(graph)
         definitions = build_definitions(marin, executor=executor, job_name=_JOB, checks=False)
         if any(not is_external(step) for step in graph.steps.values()):
-            with self._recording() as instance:
+            with recording(self.instance) as instance:
                 raised = _run(definitions, instance, config, failures)
             for path, name in marin.op_names.items():
                 if name in raised:
@@ -277,30 +275,6 @@ class StepRunner:
         from marin_dagster.runners.fray import FrayRunner
 
         return {"fray": FrayRunner("fray", FraySettings(shared_disk=self.shared_disk), client)}
-
-    @property
-    def _has_instance(self) -> bool:
-        """Whether runs are recorded for longer than this call."""
-        return self.instance is not None or bool(os.environ.get("DAGSTER_HOME"))
-
-    @contextmanager
-    def _recording(self) -> Iterator[dg.DagsterInstance]:
-        if self.instance is not None:
-            yield self.instance
-        elif os.environ.get("DAGSTER_HOME"):
-            # One thread at a time: the first to open a new home sets it up.
-            with _opening:
-                opened = dg.DagsterInstance.get()
-                opened.get_runs_count()
-            with opened as instance:
-                yield instance
-        else:
-            # On disk: not every release's instance in memory can be used from several threads.
-            with (
-                tempfile.TemporaryDirectory(prefix="marin-dagster-") as folder,
-                dg.DagsterInstance.local_temp(folder) as instance,
-            ):
-                yield instance
 
 
 def run(

@@ -1,0 +1,50 @@
+"""Which Dagster instance records the runs of a script."""
+
+import os
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import dagster as dg
+
+from marin_dagster.storage import PooledSqliteEventLogStorage
+
+_opening = threading.Lock()
+
+
+def keeps_records(given: dg.DagsterInstance | None) -> bool:
+    """Whether records stay after the call: in the given instance, or that of DAGSTER_HOME."""
+    return given is not None or bool(os.environ.get("DAGSTER_HOME"))
+
+
+@contextmanager
+def recording(given: dg.DagsterInstance | None) -> Iterator[dg.DagsterInstance]:
+    """The given instance, else that of DAGSTER_HOME, else a temporary one."""
+    if given is not None:
+        yield given
+    elif keeps_records(given):
+        # One thread at a time: the first to open a new home sets it up.
+        with _opening:
+            opened = dg.DagsterInstance.get()
+            opened.get_runs_count()
+        with opened as instance:
+            yield instance
+    else:
+        # On disk: not every release's instance in memory can be used from several threads.
+        with (
+            tempfile.TemporaryDirectory(prefix="marin-dagster-") as folder,
+            dg.DagsterInstance.local_temp(folder, _fast_storage(folder)) as instance,
+        ):
+            yield instance
+
+
+def _fast_storage(folder: str) -> dict[str, Any]:
+    return {
+        "event_log_storage": {
+            "module": PooledSqliteEventLogStorage.__module__,
+            "class": PooledSqliteEventLogStorage.__name__,
+            "config": {"base_dir": os.path.join(folder, "events")},
+        }
+    }
