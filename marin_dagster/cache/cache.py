@@ -27,13 +27,14 @@ from marin_dagster.cache.attempt import Attempt, Hit
 from marin_dagster.cache.circuit_breaker import CircuitBreaker
 from marin_dagster.cache.drift import Drift, DriftLog, find_drift
 from marin_dagster.cache.heartbeat import HeldLease, keeper
-from marin_dagster.cache.lease import Lease, LeaseTiming, LeaseWatch, Lock, new_worker_id
+from marin_dagster.cache.lease import Lease, LeaseTiming, LeaseWatch, Lock
 from marin_dagster.cache.locks import lock_for
 from marin_dagster.cache.parallel import map_parallel
 from marin_dagster.cache.provenance import RunIdentity
 from marin_dagster.cache.record import write_info
 from marin_dagster.cache.status import STATUS_FILE, Status, read_status, write_status
 from marin_dagster.cache.store import OutputDir
+from marin_dagster.cache.worker_ids import is_certainly_dead, new_worker_id
 from marin_dagster.errors import (
     DependencyNotBuiltError,
     FingerprintMismatchError,
@@ -52,6 +53,8 @@ from marin_dagster.steps.protocol import StepLike, address, is_mutable
 logger = logging.getLogger(__name__)
 
 _WAIT_LOG_INTERVAL_S = 60.0
+_LAST_MOMENTS_S = 1.0
+"""Seconds in which the processes of a killed worker end, too."""
 
 
 class CacheState(Enum):
@@ -186,6 +189,7 @@ class StepCache:
         warn = warn or DriftLog().warn
         logged_at = float("-inf")
         checked = False
+        left_by: Lease | None = None
         while True:
             status = read_status(folder)
             if status is Status.SUCCESS and not rebuild:
@@ -203,6 +207,11 @@ class StepCache:
                         f"{folder.url}"
                     )
                 wait(self.timing.poll_s)
+                continue
+            if lease is not None and lease != left_by and is_certainly_dead(lease.worker_id):
+                # Its own processes die with it, but not in the same instant.
+                left_by = lease
+                wait(min(_LAST_MOMENTS_S, self.timing.poll_s))
                 continue
             attempt = self._acquire(step, folder, lock, watch)
             if attempt is None:

@@ -10,15 +10,14 @@ import fcntl
 import json
 import math
 import os
-import socket
 import time
-import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from marin_dagster.cache.store import OutputDir
+from marin_dagster.cache.worker_ids import is_certainly_dead
 from marin_dagster.errors import LeaseLostError, StoreError
 
 LOCK_FILE = ".executor_status.lock"
@@ -56,14 +55,6 @@ def new_lease(worker_id: str) -> Lease:
     return Lease(worker_id, time.time())
 
 
-def new_worker_id() -> str:
-    """An id for one attempt: host, process and 8 random hex digits.
-
-    Marin's host and thread id is the same in forked processes; every holder needs a unique id.
-    """
-    return f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
-
-
 def parse_lease(content: bytes | None) -> Lease | None:
     """The lease in a lock file; None without one, or in an empty file, as in Marin.
 
@@ -92,6 +83,9 @@ class LeaseWatch:
     A lease is stale when its timestamp is older than ``stale_s``, as in Marin, unless this reader
     has seen it renewed in that time (the clocks differ). A timestamp from the future is
     ignored: such a lease is stale once this reader has seen it unchanged for ``stale_s``.
+
+    Unlike in Marin, the lease of a process of this machine that has certainly ended is stale at
+    once.
     """
 
     timing: LeaseTiming
@@ -107,6 +101,8 @@ class LeaseWatch:
             self._renewed = bool(same_holder)
             self._seen, self._seen_at = lease, now
         if lease is None or now - self._seen_at > self.timing.stale_s:
+            return False
+        if is_certainly_dead(lease.worker_id):
             return False
         return self._renewed or time.time() - lease.timestamp <= self.timing.stale_s
 

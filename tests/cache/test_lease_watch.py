@@ -13,9 +13,9 @@ from marin_dagster.cache.lease import (
     Lease,
     LeaseWatch,
     format_lease,
-    new_worker_id,
     parse_lease,
 )
+from marin_dagster.cache.worker_ids import new_worker_id
 
 STALE_S = 90.0
 EPOCH = 1_800_000_000.0

@@ -18,7 +18,8 @@ pytestmark = pytest.mark.slow
 RACER = """
 import sys
 from marin_dagster.cache import OutputDir, LeaseTiming
-from marin_dagster.cache.lease import LeaseWatch, new_worker_id
+from marin_dagster.cache.lease import LeaseWatch
+from marin_dagster.cache.worker_ids import new_worker_id
 from marin_dagster.cache.locks import lock_for
 
 timing = LeaseTiming()
@@ -102,7 +103,8 @@ def test_of_three_processes_exactly_one_wins_each_race_in_a_bucket(s3_prefix: st
 CROWD = """
 import os, sys
 from marin_dagster.cache import OutputDir, LeaseTiming
-from marin_dagster.cache.lease import LeaseWatch, LocalLock, new_worker_id
+from marin_dagster.cache.lease import LeaseWatch, LocalLock
+from marin_dagster.cache.worker_ids import new_worker_id
 
 folder, rounds = sys.argv[1], int(sys.argv[2])
 lock, timing = LocalLock(OutputDir.at(folder)), LeaseTiming()
@@ -148,9 +150,11 @@ def test_taking_and_giving_back_again_and_again_never_lets_two_in(tmp_path: Path
 
 
 HOLDER = """
-import os, signal
-from marin_dagster.cache import StepCache
+import os, pathlib, signal
+from marin_dagster.cache import StepCache, worker_ids
 from marin_dagster.steps import StepSpec
+
+worker_ids._PROC = pathlib.Path("/nowhere")  # as on a system from whose ids nothing can be seen
 StepCache().begin(StepSpec("step", fn=print))
 os.kill(os.getpid(), signal.SIGKILL)
 """

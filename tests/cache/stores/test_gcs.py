@@ -20,9 +20,10 @@ from marin_dagster.cache import (
     object_lock,
     store,
 )
-from marin_dagster.cache.lease import LeaseWatch, Lock, new_worker_id, parse_lease
+from marin_dagster.cache.lease import LeaseWatch, Lock, parse_lease
 from marin_dagster.cache.locks import lock_for
 from marin_dagster.cache.object_lock import ObjectLock
+from marin_dagster.cache.worker_ids import new_worker_id
 from marin_dagster.errors import LeaseLostError, StoreTimeoutError
 
 BUCKET = "bucket"
