@@ -108,7 +108,11 @@ def build_definitions(
                 job_name,
                 selection=dg.AssetSelection.assets(*built),
                 executor_def=executor_def,
-                description="Builds every step that is not in the cache.",
+                description=(
+                    "Builds every step that is not in the cache. A launch from the UI first "
+                    "records each selected asset; a schedule of marin_dagster selects only the "
+                    "steps that must run."
+                ),
             )
         )
     if built and schedule is not None:

@@ -7,9 +7,11 @@ from typing import Any
 
 import dagster as dg
 import pytest
+from dagster._core.launcher import CheckRunHealthResult, DefaultRunLauncher, WorkerStatus
 
 from helpers.runs import Recorder, run_job, status_of
 from marin_dagster import StepRunner, StepSpec, build_definitions
+from marin_dagster.errors import StepsFailedError
 from marin_dagster.step_runner import runner
 
 
@@ -128,6 +130,36 @@ def test_a_failed_step_is_a_run(recorder: Recorder, instance: dg.DagsterInstance
     StepRunner(instance=instance).run(steps)
     assert recorder.take() == ["step"]
     assert status_of(step) == "SUCCESS"
+
+
+class CheckingLauncher(DefaultRunLauncher):
+    """A launcher that knows only the workers that it has started, as in Kubernetes."""
+
+    @property
+    def supports_check_run_worker_health(self) -> bool:
+        return True
+
+    def check_run_worker_health(self, run: dg.DagsterRun) -> CheckRunHealthResult:
+        return CheckRunHealthResult(WorkerStatus.NOT_FOUND, "no such job")
+
+
+def test_run_monitoring_finds_no_run_to_mark_as_failed(recorder: Recorder, tmp_path: Path) -> None:
+    (tmp_path / "dagster").mkdir()
+    overrides = {
+        "run_monitoring": {"enabled": True},
+        "run_launcher": {"module": __name__, "class": "CheckingLauncher"},
+    }
+    with dg.DagsterInstance.local_temp(str(tmp_path / "dagster"), overrides) as instance:
+        seen: list[int] = []
+        step = StepSpec("step", fn=lambda _: seen.append(len(instance.get_runs())))
+        broken = recorder.step("broken", fails=True)
+
+        with pytest.raises(StepsFailedError):
+            StepRunner(instance=instance).run([step, broken])
+
+        assert seen == [0]
+        assert instance.get_runs() == []
+        assert list(versions(instance)) == ["step"]
 
 
 @pytest.mark.usefixtures("no_runs")

@@ -33,20 +33,28 @@ def serve_cached(
         drifts: warns of drifted outputs.
         recording: opens the instance that records them; None for none.
     """
-    selected = [path for path, step in graph.steps.items() if not is_external(step)]
-    wanted = [path for path in graph.terminals if path in set(selected)]
-    seen = plan_from_cache(StepCache(), graph, selected=selected, required=wanted)
+    seen = _look_up(graph)
     if seen.run.run or seen.run.blocked or seen.unknown:
         return False
-    for path in selected:
-        drift = seen.found[path].drift
-        if path in seen.run.hits and drift is not None:
-            drifts.warn(graph.steps[path], drift)
+    for path, step in graph.steps.items():
+        if path in seen.run.hits and (drift := seen.found[path].drift) is not None:
+            drifts.warn(step, drift)
     show(nothing_to_run(seen))
     if recording is not None and seen.run.hits:
         with recording as instance:
             _report_unknown(instance, graph, seen)
     return True
+
+
+def report_outputs(instance: dg.DagsterInstance, graph: StepGraph) -> None:
+    """Record the graph's finished outputs that an instance does not know."""
+    _report_unknown(instance, graph, _look_up(graph))
+
+
+def _look_up(graph: StepGraph) -> CachePlan:
+    selected = [path for path, step in graph.steps.items() if not is_external(step)]
+    wanted = [path for path in graph.terminals if path in set(selected)]
+    return plan_from_cache(StepCache(), graph, selected=selected, required=wanted)
 
 
 def _report_unknown(instance: dg.DagsterInstance, graph: StepGraph, seen: CachePlan) -> None:

@@ -32,12 +32,28 @@ def recording(given: dg.DagsterInstance | None) -> Iterator[dg.DagsterInstance]:
         with opened as instance:
             yield instance
     else:
-        # On disk: not every release's instance in memory can be used from several threads.
-        with (
-            tempfile.TemporaryDirectory(prefix="marin-dagster-") as folder,
-            dg.DagsterInstance.local_temp(folder, _fast_storage(folder)) as instance,
-        ):
+        with temporary_instance() as instance:
             yield instance
+
+
+@contextmanager
+def temporary_instance() -> Iterator[dg.DagsterInstance]:
+    """An instance for one call."""
+    # On disk: not every release's instance in memory can be used from several threads.
+    with (
+        tempfile.TemporaryDirectory(prefix="marin-dagster-") as folder,
+        dg.DagsterInstance.local_temp(folder, _fast_storage(folder)) as instance,
+    ):
+        yield instance
+
+
+def would_fail_runs(instance: dg.DagsterInstance) -> bool:
+    """Whether the instance's daemon marks runs as failed whose worker its launcher did not start.
+
+    Such as those of a script: run monitoring asks the launcher about every started run.
+    """
+    launcher = instance.run_launcher
+    return bool(instance.run_monitoring_enabled and launcher.supports_check_run_worker_health)
 
 
 def _fast_storage(folder: str) -> dict[str, Any]:

@@ -29,11 +29,16 @@ from marin_dagster.executor import runner_executor
 from marin_dagster.executor.config import DEFAULT_MAX_CONCURRENT, effective_max_concurrent
 from marin_dagster.lazy import ArtifactStep, load
 from marin_dagster.runners import FraySettings, Runner
-from marin_dagster.step_runner.cached_graphs import serve_cached
+from marin_dagster.step_runner.cached_graphs import report_outputs, serve_cached
 from marin_dagster.step_runner.dry_runs import log_dry_run
 from marin_dagster.step_runner.external_steps import external_faults, log_external_faults
 from marin_dagster.step_runner.iterable_runs import run_drawn
-from marin_dagster.step_runner.recording import keeps_records, recording
+from marin_dagster.step_runner.recording import (
+    keeps_records,
+    recording,
+    temporary_instance,
+    would_fail_runs,
+)
 from marin_dagster.steps import StepGraph, StepLike
 from marin_dagster.steps.protocol import address, is_external
 from marin_dagster.steps.text import did_you_mean, summarize
@@ -156,7 +161,8 @@ class StepRunner:
     shared_disk: bool = field(default=False, kw_only=True)
     """Whether the client's workers see this machine's disk, so that outputs may lie on it."""
     instance: dg.DagsterInstance | None = field(default=None, kw_only=True)
-    """Where the run is recorded."""
+    """Where the run is recorded. If it monitors runs and its launcher checks their workers, such as
+    on Kubernetes, it would mark the run as failed: then it gets only the outputs."""
 
     def run(
         self,
@@ -259,7 +265,13 @@ class StepRunner:
         definitions = build_definitions(marin, executor=executor, job_name=_JOB, checks=False)
         if any(not is_external(step) for step in graph.steps.values()):
             with recording(self.instance) as instance:
-                raised = _run(definitions, instance, config, failures)
+                if would_fail_runs(instance):
+                    # Only its outputs are recorded there.
+                    with temporary_instance() as own:
+                        raised = _run(definitions, own, config, failures)
+                    report_outputs(instance, graph)
+                else:
+                    raised = _run(definitions, instance, config, failures)
             for path, name in marin.op_names.items():
                 if name in raised:
                     call.fail(graph.steps[path], raised[name])
