@@ -4,6 +4,7 @@ They all have these names from Dagster 1.11.16 on; the tests run the lowest and 
 One more class reads private attributes: ``executor.pools.RunSlots``, of its base class.
 """
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -15,11 +16,14 @@ from dagster._core.definitions.asset_checks.asset_check_evaluation import (
 from dagster._core.definitions.job_base import InMemoryJob
 from dagster._core.definitions.utils import DISALLOWED_NAMES
 from dagster._core.events import (
+    ASSET_CHECK_EVENTS,
+    ASSET_EVENTS,
+    EVENT_TYPE_TO_PIPELINE_RUN_STATUS,
     AssetMaterializationPlannedData,
     AssetObservationData,
     EngineEventData,
 )
-from dagster._core.events.log import EventLogEntry
+from dagster._core.events.log import EventLogEntry, construct_event_record
 from dagster._core.execution.api import ExecuteRunWithPlanIterable, execute_run
 from dagster._core.execution.context.system import (
     PlanExecutionContext,
@@ -32,6 +36,7 @@ from dagster._core.execution.plan.execute_plan import dagster_event_sequence_for
 from dagster._core.execution.plan.instance_concurrency_context import InstanceConcurrencyContext
 from dagster._core.execution.plan.objects import StepFailureData, StepSuccessData
 from dagster._core.execution.plan.plan import ExecutionPlan
+from dagster._core.execution.plan.step import ExecutionStep
 from dagster._core.execution.retries import RetryMode, get_retries_config
 from dagster._core.execution.step_dependency_config import (
     StepDependencyConfig,
@@ -39,6 +44,12 @@ from dagster._core.execution.step_dependency_config import (
 )
 from dagster._core.execution.tags import get_tag_concurrency_limits_config
 from dagster._core.instance import RUNLESS_RUN_ID
+from dagster._core.instance.types import _EventListenerLogHandler
+from dagster._core.log_manager import (
+    DagsterLogHandler,
+    DagsterLogManager,
+    get_log_record_metadata,
+)
 from dagster._core.storage.cloud_storage_compute_log_manager import CloudStorageComputeLogManager
 from dagster._core.storage.compute_log_manager import (
     CapturedLogContext,
@@ -49,12 +60,16 @@ from dagster._core.storage.event_log import SqliteEventLogStorage
 from dagster._serdes import ConfigurableClassData
 from dagster._utils.cached_method import cached_method
 from dagster._utils.interrupts import capture_interrupts
+from dagster._utils.log import StructuredLoggerMessage
 from dagster_shared.error import SerializableErrorInfo
 from dagster_shared.libraries import DagsterLibraryRegistry
 from dagster_shared.utils.warnings import _warnings_on
 
 __all__ = [
+    "ASSET_CHECK_EVENTS",
+    "ASSET_EVENTS",
     "DISALLOWED_NAMES",
+    "EVENT_TYPE_TO_PIPELINE_RUN_STATUS",
     "RUNLESS_RUN_ID",
     "ActiveExecution",
     "AssetCheckEvaluationTargetMaterializationData",
@@ -70,6 +85,7 @@ __all__ = [
     "EventLogEntry",
     "ExecuteRunWithPlanIterable",
     "ExecutionPlan",
+    "ExecutionStep",
     "InMemoryJob",
     "InstanceConcurrencyContext",
     "PlanExecutionContext",
@@ -85,11 +101,16 @@ __all__ = [
     "cached_method",
     "capture_interrupts",
     "dagster_event_sequence_for_step",
+    "event_log_entry",
     "execute_run",
     "execution_data",
+    "get_log_record_metadata",
     "get_retries_config",
     "get_step_dependency_config_field",
     "get_tag_concurrency_limits_config",
+    "notify_subscribers",
+    "replace_event_handler",
+    "store_asset_event",
     "trigger_hook",
     "without_beta_warnings",
 ]
@@ -98,6 +119,50 @@ __all__ = [
 def execution_data(context: PlanExecutionContext) -> Any:
     """The part of a run's context that does not depend on its plan."""
     return context._execution_data
+
+
+def event_log_entry(record: logging.LogRecord) -> EventLogEntry:
+    """The event that Dagster stores for a record of its log."""
+    return construct_event_record(
+        StructuredLoggerMessage(
+            name=record.name,
+            message=record.msg,
+            level=record.levelno,
+            meta=get_log_record_metadata(record),
+            record=record,
+        )
+    )
+
+
+def replace_event_handler(log: DagsterLogManager, handler: logging.Handler) -> DagsterLogManager:
+    """The same log with this handler in place of the one that stores its events."""
+    old = log._dagster_handler
+    return DagsterLogManager(
+        dagster_handler=DagsterLogHandler(
+            metadata=old.metadata,
+            loggers=old._loggers,
+            handlers=[
+                handler if isinstance(one, _EventListenerLogHandler) else one
+                for one in old._handlers
+            ],
+        ),
+        level=log.level,
+        managed_loggers=log._managed_loggers,
+    )
+
+
+def store_asset_event(
+    storage: SqliteEventLogStorage, connection: Any, entry: EventLogEntry, event_id: int
+) -> None:
+    """Store what Dagster looks up of an event of an asset, beside the event itself."""
+    storage._store_asset_event_tags(connection, [entry], [event_id])
+    storage._store_asset_event(connection, entry, event_id)
+
+
+def notify_subscribers(instance: Any, entry: EventLogEntry) -> None:
+    """Call the listeners of the event's run, as Dagster does once an event is stored."""
+    for listener in instance._subscribers[entry.run_id]:
+        listener(entry)
 
 
 @contextmanager

@@ -43,6 +43,10 @@ class StepOptions:
     """Collects the exceptions of the step's attempt, for callers that need the objects."""
 
 
+def _nothing() -> None:
+    """Other executors store each event before the next."""
+
+
 @dataclass(eq=False)
 class StepControl:
     """One step while it runs."""
@@ -51,6 +55,8 @@ class StepControl:
     interrupt: Interrupt = field(default_factory=Interrupt)
     attempts: list[Attempt] = field(default_factory=list)
     """Attempts that the step began; at the end the executor fails those still open."""
+    wait_for_events: Callable[[], None] = _nothing
+    """Returns when the step's events so far are stored; raises what the storage raised."""
     captured: Callable[[], AbstractContextManager[None]] = nullcontext
     """Makes a context in which stdout and stderr go to the step's log."""
 

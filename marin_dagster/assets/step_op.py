@@ -79,14 +79,14 @@ class StepOp:
     ) -> Iterator[dg.Output[Any] | dg.AssetCheckEvaluation]:
         # The keys in this job: Definitions.map_asset_specs or a prefix may have changed them.
         makes_asset = bool(context.selected_asset_keys)
+        control = step_control.get() or StepControl()
         if makes_asset:
-            control = step_control.get()
-            if control is None:
-                control = StepControl()
+            if step_control.get() is None:
                 _warn_of_executor(context)
             with control.failing():
                 yield from self._serve_or_build(context, control)
         for check in context.selected_asset_check_keys:
+            control.wait_for_events()
             evaluation = self._check(context, check.asset_key, has_output=makes_asset)
             # Not an AssetCheckResult: for it Dagster reads the asset's last materialization, which
             # costs more than the whole check.
@@ -290,6 +290,8 @@ def _build(
 def _run(
     attempt: Attempt, control: StepControl, context: dg.AssetExecutionContext
 ) -> dict[str, Any]:
+    # A function may end the process: what precedes it must be recorded.
+    control.wait_for_events()
     left_over = read_job_file(attempt.folder)
     place = control.options.place
     if place.runner == INLINE and left_over is None:

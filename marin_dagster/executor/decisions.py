@@ -1,12 +1,12 @@
 """Decides for each step of a run: prune, serve, block, or run it in a thread."""
 
-import asyncio
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 import dagster as dg
 
-from marin_dagster._compat import ExecutionPlan, PlanExecutionContext, execution_data
+from marin_dagster._compat import ExecutionPlan, PlanExecutionContext
 from marin_dagster.assets.checks import IntegrityOp
 from marin_dagster.assets.io_manager import cache_of
 from marin_dagster.assets.step_op import StepOp
@@ -98,21 +98,6 @@ class Decisions:
     def may_build(self, plan: ExecutionPlan) -> list[dg.AssetKey]:
         """Assets of our steps that threads run."""
         return [self.planned[key].asset_key for key in self.keep(plan) if key in self.planned]
-
-
-def context_for(
-    context: PlanExecutionContext,
-    plan: ExecutionPlan,
-    event_loop: asyncio.AbstractEventLoop | None = None,
-) -> PlanExecutionContext:
-    """The same context with another plan or event loop; steps find inputs through the plan."""
-    return PlanExecutionContext(
-        plan_data=context.plan_data._replace(execution_plan=plan),
-        execution_data=execution_data(context),
-        log_manager=context.log,
-        output_capture=context.output_capture,
-        event_loop=event_loop or context.event_loop,
-    )
 
 
 def decide(
@@ -322,17 +307,20 @@ def unreachable(
     executable: Mapping[str, set[str]], blocked: Collection[str], hits: Collection[str]
 ) -> dict[str, tuple[str, ...]]:
     """The steps downstream of blocked ones, and what each misses; a hit misses nothing."""
-    lost: dict[str, tuple[str, ...]] = {}
-    grew = bool(blocked)
-    while grew:
-        grew = False
-        for key, deps in executable.items():
-            if key in lost or key in blocked or key in hits:
-                continue
-            if missing := tuple(sorted(dep for dep in deps if dep in blocked or dep in lost)):
-                lost[key] = missing
-                grew = True
-    return lost
+    readers: dict[str, list[str]] = defaultdict(list)
+    for key, deps in executable.items():
+        if key not in blocked and key not in hits:
+            for dep in deps:
+                readers[dep].append(key)
+    lost: dict[str, set[str]] = {}
+    waiting = list(blocked)
+    while waiting:
+        missing = waiting.pop()
+        for key in readers[missing]:
+            if key not in lost:
+                waiting.append(key)
+            lost.setdefault(key, set()).add(missing)
+    return {key: tuple(sorted(missing)) for key, missing in lost.items()}
 
 
 def _finished_before(context: PlanExecutionContext) -> set[str]:

@@ -22,15 +22,16 @@ from marin_dagster.assets.step_control import StepOptions
 from marin_dagster.cache import DriftLog
 from marin_dagster.executor.compute_logs import job_log_levels
 from marin_dagster.executor.config import ExecutorSettings
+from marin_dagster.executor.contexts import context_for, writing_events
 from marin_dagster.executor.decisions import (
     Decisions,
-    context_for,
     decide,
     unreachable,
 )
+from marin_dagster.executor.event_writer import EventWriter
 from marin_dagster.executor.planned_events import withdraw_planned_events, withdrawing_on_error
 from marin_dagster.executor.pools import RunSlots
-from marin_dagster.executor.run_steps import steps_of_run
+from marin_dagster.executor.run_steps import PlannedStep, steps_of_run
 from marin_dagster.executor.run_summary import RunSummary
 from marin_dagster.executor.step_events import (
     report,
@@ -103,6 +104,18 @@ class MarinExecutor(dg.Executor):
         self, job_context: PlanExecutionContext, execution_plan: ExecutionPlan
     ) -> Iterator[dg.DagsterEvent]:
         planned = steps_of_run(job_context, execution_plan)
+        # A step that starts before its inputs' steps end reads these steps' events.
+        waits = self.settings.step_dependency_config.require_upstream_step_success
+        with writing_events(job_context, planned if waits else ()) as (job_context, events):
+            yield from self._run(job_context, execution_plan, planned, events)
+
+    def _run(
+        self,
+        job_context: PlanExecutionContext,
+        execution_plan: ExecutionPlan,
+        planned: Mapping[str, PlannedStep],
+        events: EventWriter,
+    ) -> Iterator[dg.DagsterEvent]:
         dry_run, count = self.settings.dry_run, len(execution_plan.step_keys_to_execute)
         assets = {step.asset_key: key for key, step in planned.items()}
         with withdrawing_on_error(job_context, assets):
@@ -128,9 +141,11 @@ class MarinExecutor(dg.Executor):
                 doing = f"Dry run of {count} steps: runs nothing and only reads the store"
             yield report_outcomes(job_context, execution_plan, outcomes, doing)
             if dry_run:
-                yield from report_dry_run(job_context, execution_plan, outcomes)
+                yield from report_dry_run(job_context, execution_plan, outcomes, events)
             else:
-                yield from self._execute(job_context, execution_plan, decisions, routing, history)
+                yield from self._execute(
+                    job_context, execution_plan, decisions, routing, history, events
+                )
         finally:
             routing.close()
 
@@ -141,6 +156,7 @@ class MarinExecutor(dg.Executor):
         decisions: Decisions,
         routing: Routing,
         history: BuildHistory,
+        events: EventWriter,
     ) -> Iterator[dg.DagsterEvent]:
         if self.failures is not None:
             self.failures.update((key, [error]) for key, error in decisions.blocked.items())
@@ -154,7 +170,9 @@ class MarinExecutor(dg.Executor):
         log_levels = job_log_levels(managed, self.settings.log_level)
         options_of = partial(self._options, decisions, routing.runners, history, log_levels)
         try:
-            for event in self._carry_out(job_context, execution_plan, decisions, options_of):
+            for event in self._carry_out(
+                job_context, execution_plan, decisions, options_of, events
+            ):
                 failed = failed or event.is_step_failure
                 run_summary.count(event)
                 yield event
@@ -176,14 +194,15 @@ class MarinExecutor(dg.Executor):
         execution_plan: ExecutionPlan,
         decisions: Decisions,
         options_of: OptionsOf,
+        events: EventWriter,
     ) -> Iterator[dg.DagsterEvent]:
-        yield from report(job_context, execution_plan, decisions, self.drifts)
+        yield from report(job_context, execution_plan, decisions, self.drifts, events)
         keep = decisions.keep(execution_plan)
         # Cached steps come first: they need neither other steps nor a slot of a pool.
         cached = [key for key in keep if key in decisions.cached]
         vanished: set[str] = set()
         for event in self._start(
-            job_context, execution_plan, cached, nullcontext(), decisions, options_of
+            job_context, execution_plan, cached, nullcontext(), decisions, options_of, events
         ):
             if event.is_step_failure and event.step_key:
                 vanished.add(event.step_key)
@@ -192,7 +211,9 @@ class MarinExecutor(dg.Executor):
         report_unreachable(job_context, execution_plan, lost)
         others = [key for key in keep if key not in decisions.cached and key not in lost]
         slots = RunSlots(job_context.instance, job_context.dagster_run)
-        yield from self._start(job_context, execution_plan, others, slots, decisions, options_of)
+        yield from self._start(
+            job_context, execution_plan, others, slots, decisions, options_of, events
+        )
 
     def _start(
         self,
@@ -202,6 +223,7 @@ class MarinExecutor(dg.Executor):
         slots: AbstractContextManager[RunSlots | None],
         decisions: Decisions,
         options_of: OptionsOf,
+        events: EventWriter,
     ) -> Iterator[dg.DagsterEvent]:
         """Run some of the plan's steps, in threads."""
         if not keys:
@@ -222,7 +244,9 @@ class MarinExecutor(dg.Executor):
         ):
             threads = StepThreads(self.settings.log_level)
             try:
-                loop = StepLoop(job_context, active, decisions, threads, options_of, self.stop)
+                loop = StepLoop(
+                    job_context, active, decisions, threads, options_of, events, self.stop
+                )
                 yield from loop.run()
             finally:
                 # Whatever ends the run, its steps must stop.

@@ -3,11 +3,12 @@
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from graphlib import TopologicalSorter
 from typing import Any
 
 import dagster as dg
 
-from marin_dagster._compat import ExecutionPlan, PlanExecutionContext
+from marin_dagster._compat import ExecutionPlan, ExecutionStep, PlanExecutionContext
 from marin_dagster.assets.step_op import StepOp
 from marin_dagster.errors import StepError
 from marin_dagster.events.metadata_keys import RUNNER
@@ -42,7 +43,7 @@ def steps_of_run(context: PlanExecutionContext, plan: ExecutionPlan) -> dict[str
     """
     found = {}
     layer = context.job_def.asset_layer
-    for step in plan.get_steps_to_execute_in_topo_order():
+    for step in steps_in_order(plan):
         compute = compute_of(context, step)
         if isinstance(compute, StepOp):
             assets_def = layer.get_assets_def_for_node(step.node_handle)
@@ -51,6 +52,16 @@ def steps_of_run(context: PlanExecutionContext, plan: ExecutionPlan) -> dict[str
                 check = next(iter(assets_def.check_keys), None)
                 found[step.key] = PlannedStep(compute, key, check, step.tags.get(RUNNER))
     return found
+
+
+def steps_in_order(plan: ExecutionPlan) -> list[ExecutionStep]:
+    """The steps that the plan executes, dependencies first, in time linear in their number.
+
+    Dagster's own order takes time quadratic in the length of a chain.
+    """
+    deps = plan.get_executable_step_deps()
+    order = TopologicalSorter({key: sorted(deps[key]) for key in sorted(deps)}).static_order()
+    return [plan.get_executable_step_by_key(key) for key in order]
 
 
 def compute_of(context: PlanExecutionContext, step: Any) -> Any:

@@ -23,7 +23,8 @@ from marin_dagster.events.asset_records import last_events
 from marin_dagster.events.metadata import SERVED
 from marin_dagster.events.metadata_keys import CACHE, DRIFT, OUTPUT_PATH, REASON, STEPS
 from marin_dagster.executor.decisions import Decisions
-from marin_dagster.executor.run_steps import PlannedStep
+from marin_dagster.executor.event_writer import EventWriter
+from marin_dagster.executor.run_steps import PlannedStep, steps_in_order
 from marin_dagster.executor.step_outcomes import StepOutcome, dry_run_line, outcomes_table
 from marin_dagster.steps import StepLike
 from marin_dagster.steps.protocol import address
@@ -55,15 +56,26 @@ def report_dry_run(
     context: PlanExecutionContext,
     plan: ExecutionPlan,
     outcomes: Mapping[str, StepOutcome],
-) -> Iterator[dg.DagsterEvent]:
+    events: EventWriter,
+) -> list[dg.DagsterEvent]:
     """Events of a run that only reports what a real one would do.
 
     Args:
         context: of the run.
         plan: of the run.
         outcomes: the outcome of each step.
+        events: stores them, all at once.
     """
-    for step in plan.get_steps_to_execute_in_topo_order():
+    with events.together():
+        return list(_dry_run(context, plan, outcomes))
+
+
+def _dry_run(
+    context: PlanExecutionContext,
+    plan: ExecutionPlan,
+    outcomes: Mapping[str, StepOutcome],
+) -> Iterator[dg.DagsterEvent]:
+    for step in steps_in_order(plan):
         outcome = outcomes.get(step.key)
         if outcome is None:
             yield _skipped(context.for_step(step), "Dry run: would check the output")
@@ -87,11 +99,32 @@ def summary(plan: ExecutionPlan, decisions: Decisions) -> str:
 
 
 def report(
+    context: PlanExecutionContext,
+    plan: ExecutionPlan,
+    decisions: Decisions,
+    drifts: DriftLog,
+    events: EventWriter,
+) -> list[dg.DagsterEvent]:
+    """Events of the steps that no thread will run.
+
+    Args:
+        context: of the run.
+        plan: of the run.
+        decisions: what the run does with each step.
+        drifts: warns of drifted outputs.
+        events: stores the events, all at once.
+    """
+    with events.together():
+        found = list(_report(context, plan, decisions, drifts))
+        report_unreachable(context, plan, decisions.unreachable)
+    return found
+
+
+def _report(
     context: PlanExecutionContext, plan: ExecutionPlan, decisions: Decisions, drifts: DriftLog
 ) -> Iterator[dg.DagsterEvent]:
-    """Events of the steps that no thread will run; ``drifts`` warns of drifted outputs."""
     checks = _checks(context, decisions)
-    for step in plan.get_steps_to_execute_in_topo_order():
+    for step in steps_in_order(plan):
         if step.key in decisions.pruned:
             skipped = context.for_step(step)
             yield _skipped(skipped, f"Skipped: {decisions.pruned[step.key]}")
@@ -107,14 +140,15 @@ def report(
         elif step.key in decisions.blocked:
             ours = decisions.planned[step.key].step
             yield _blocked(context.for_step(step), ours, decisions.blocked[step.key])
-    report_unreachable(context, plan, decisions.unreachable)
 
 
 def report_unreachable(
     context: PlanExecutionContext, plan: ExecutionPlan, lost: Mapping[str, tuple[str, ...]]
 ) -> None:
     """Log which dependencies a step misses, as Dagster does downstream of a failure."""
-    for step in plan.get_steps_to_execute_in_topo_order():
+    if not lost:
+        return
+    for step in steps_in_order(plan):
         if step.key in lost:
             context.for_step(step).log.error(
                 f"Dependencies for step {step.key} cannot run: {', '.join(lost[step.key])}. "
@@ -149,6 +183,7 @@ def _observe(
 ) -> Iterator[dg.DagsterEvent]:
     # An observation, not a materialization: the asset's latest materialization stays the true
     # build, and automation conditions downstream do not fire.
+    # Without a start, the chart of the run draws the step behind the end of the run.
     yield dg.DagsterEvent.step_start_event(context)
     message = f"Served from the cache: {address(served.step)}"
     observation = dg.AssetObservation(

@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 
 import dagster as dg
@@ -12,7 +13,9 @@ import dagster as dg
 from marin_dagster._compat import ActiveExecution, EngineEventData, PlanExecutionContext
 from marin_dagster.assets.step_control import StepControl, StepOptions
 from marin_dagster.events.metadata import cut_off
-from marin_dagster.executor.decisions import Decisions, context_for
+from marin_dagster.executor.contexts import context_for
+from marin_dagster.executor.decisions import Decisions
+from marin_dagster.executor.event_writer import EventWriter
 from marin_dagster.executor.threads import StepMessage, StepThreads
 
 _LOOK_FOR_INTERRUPT_S = 0.2
@@ -35,6 +38,7 @@ class StepLoop:
     decisions: Decisions
     threads: StepThreads
     options_of: OptionsOf
+    events: EventWriter
     stop: threading.Event
     """Interrupts the run when it is set, as a signal does."""
     _outputs: dict[str, dg.DagsterEvent] = field(default_factory=dict)
@@ -88,7 +92,8 @@ class StepLoop:
                 # An ordinary asset may be async, and a loop runs in one thread only.
                 loop = asyncio.new_event_loop()
                 context = context_for(context, context.execution_plan, loop)
-            self.threads.start(context.for_step(step, state), StepControl(options), loop)
+            control = StepControl(options, wait_for_events=partial(self.events.wait, step.key))
+            self.threads.start(context.for_step(step, state), control, loop)
 
     def _is_grace_over(self, waited_s: float) -> bool:
         return all(waited_s > self.decisions.grace_s(key) for key in self.threads.running)
