@@ -30,20 +30,17 @@ from marin_dagster.cache.heartbeat import HeldLease, keeper
 from marin_dagster.cache.lease import Lease, LeaseTiming, LeaseWatch, Lock
 from marin_dagster.cache.locks import lock_for
 from marin_dagster.cache.parallel import map_parallel
+from marin_dagster.cache.preconditions import check_dependencies, check_may_build
 from marin_dagster.cache.provenance import RunIdentity
 from marin_dagster.cache.record import write_info
 from marin_dagster.cache.status import STATUS_FILE, Status, read_status, write_status
 from marin_dagster.cache.store import OutputDir
 from marin_dagster.cache.worker_ids import is_certainly_dead, new_worker_id
 from marin_dagster.errors import (
-    DependencyNotBuiltError,
     FingerprintMismatchError,
     MarinDagsterError,
-    OutputVanishedError,
-    PreviousAttemptFailedError,
     RecordError,
     StepError,
-    StepWithoutFunctionError,
     StoreError,
     StoreTimeoutError,
 )
@@ -194,9 +191,9 @@ class StepCache:
             status = read_status(folder)
             if status is Status.SUCCESS and not rebuild:
                 return _hit(step, folder, warn)
-            _check_may_build(step, status, retry_failed=retry_failed, hit_expected=hit_expected)
+            check_may_build(step, status, retry_failed=retry_failed, hit_expected=hit_expected)
             if not checked:
-                _check_dependencies(step)
+                check_dependencies(step)
                 checked = True
             lease = lock.read()
             if lease is not None and watch.is_live(lease):
@@ -221,7 +218,7 @@ class StepCache:
                 if status is Status.SUCCESS and not rebuild:
                     attempt.give_back()
                     return _hit(step, folder, warn)
-                _check_may_build(step, status, retry_failed=retry_failed, hit_expected=hit_expected)
+                check_may_build(step, status, retry_failed=retry_failed, hit_expected=hit_expected)
                 attempt.left_by, attempt.run = lease, run
                 if status not in (None, Status.SUCCESS):
                     attempt.previous_at = folder.modified(STATUS_FILE)
@@ -307,52 +304,3 @@ def _hit(step: StepLike, folder: OutputDir, warn: Callable[[StepLike, Drift], An
     if drift is not None:
         warn(step, drift)
     return Hit(step, folder, drift)
-
-
-def _check_may_build(
-    step: StepLike, status: Status | None, *, retry_failed: bool, hit_expected: bool
-) -> None:
-    where = f"step {address(step)} ({step.output_path})"
-    if hit_expected:
-        raise OutputVanishedError(
-            f"{where}: its output was finished when this run began, so its inputs were left alone; "
-            f"now its status is {status or 'missing'}. Run again to rebuild it with its inputs."
-        )
-    if status in (Status.FAILED, Status.DEP_FAILED) and not retry_failed:
-        raise previous_failure(step)
-    if step.fn is None:
-        raise StepWithoutFunctionError(
-            f"{where}: has no finished output and no function to build it. Put its data there and "
-            f"write SUCCESS into {STATUS_FILE} beside it, or give the step a function."
-        )
-
-
-def previous_failure(step: StepLike) -> PreviousAttemptFailedError:
-    """The error for a step whose last attempt failed, in a run that does not retry failures."""
-    return PreviousAttemptFailedError(
-        f"step {address(step)} ({step.output_path}): its last attempt failed. Set retry_failed to "
-        f"run it again, or delete its {STATUS_FILE}."
-    )
-
-
-def _check_dependencies(step: StepLike) -> None:
-    dependencies = {dep.output_path: dep for dep in step.deps}
-    found = map_parallel(_dependency_status, dependencies)
-    missing = [
-        f"{address(dependencies[path])} ({path}: {status or 'nothing there'})"
-        for path, status in found.items()
-        if status is not Status.SUCCESS
-    ]
-    if missing:
-        raise DependencyNotBuiltError(
-            f"step {address(step)} ({step.output_path}) reads outputs that are not finished: "
-            f"{', '.join(missing)}. Select these steps, too, or build them first."
-        )
-
-
-def _dependency_status(dep: StepLike) -> Status | None:
-    folder = OutputDir.at(dep.output_path)
-    status = read_status(folder)
-    if status is Status.SUCCESS and dep.hash_attrs.get("expected_fingerprint") is not None:
-        find_drift(dep, folder)  # raises when the output is not the expected one
-    return status

@@ -11,8 +11,9 @@ from marin_dagster.assets.checks import IntegrityOp
 from marin_dagster.assets.io_manager import cache_of
 from marin_dagster.assets.step_op import StepOp
 from marin_dagster.cache import Drift, StepCache
-from marin_dagster.cache.cache import CacheState, LookUp, previous_failure
+from marin_dagster.cache.cache import CacheState, LookUp
 from marin_dagster.cache.plan import blocked_message, plan_from_cache
+from marin_dagster.cache.preconditions import previous_failure
 from marin_dagster.errors import (
     DependencyNotBuiltError,
     MarinDagsterError,
