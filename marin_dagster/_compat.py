@@ -1,7 +1,8 @@
 """Every private name of Dagster that this package imports, and the attribute that it reads.
 
 They all have these names from Dagster 1.11.16 on; the tests run the lowest and the newest release.
-One more class reads private attributes: ``executor.pools.RunSlots``, of its base class.
+Three more classes read or override private members of their base classes:
+``executor.pools.RunSlots`` and the two storages in ``storage``.
 """
 
 import logging
@@ -68,6 +69,7 @@ from dagster_shared.utils.warnings import _warnings_on
 __all__ = [
     "ASSET_CHECK_EVENTS",
     "ASSET_EVENTS",
+    "CAN_STORE_TOGETHER",
     "DISALLOWED_NAMES",
     "EVENT_TYPE_TO_PIPELINE_RUN_STATUS",
     "RUNLESS_RUN_ID",
@@ -149,6 +151,10 @@ def replace_event_handler(log: DagsterLogManager, handler: logging.Handler) -> D
         level=log.level,
         managed_loggers=log._managed_loggers,
     )
+
+
+CAN_STORE_TOGETHER = hasattr(SqliteEventLogStorage, "_store_asset_event_tags")
+"""Whether :func:`store_asset_event` works; Dagster 1.11 opens a connection for each table."""
 
 
 def store_asset_event(

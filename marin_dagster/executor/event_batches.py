@@ -9,6 +9,7 @@ import dagster as dg
 from marin_dagster._compat import (
     ASSET_CHECK_EVENTS,
     ASSET_EVENTS,
+    CAN_STORE_TOGETHER,
     EVENT_TYPE_TO_PIPELINE_RUN_STATUS,
     EventLogEntry,
     SqliteEventLogStorage,
@@ -37,7 +38,8 @@ def store_batch(
         records: what was logged.
     """
     storage: Any = instance.event_log_storage
-    if not isinstance(storage, SqliteEventLogStorage):
+    pooled = isinstance(storage, PooledSqliteEventLogStorage)
+    if not pooled and not (isinstance(storage, SqliteEventLogStorage) and CAN_STORE_TOGETHER):
         return _store_each(handler, records)
     errors: list[BaseException | None] = []
     for start in range(0, len(records), _MOST_AT_ONCE):

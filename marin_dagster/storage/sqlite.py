@@ -4,9 +4,10 @@ import os
 import sqlite3
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 from weakref import WeakSet
 
@@ -117,30 +118,28 @@ class PooledSqliteEventLogStorage(SqliteEventLogStorage):
                 self._open.pop(shard, None)
 
     def store_event_batch(self, events: Sequence[EventLogEntry]) -> None:
-        """Store events in one transaction for each file.
+        """Store the events of each run in one transaction for each file.
 
         Dagster calls it for the planned events of a run when ``DAGSTER_EVENT_BATCH_SIZE`` is set.
         """
-        run_ids = dict.fromkeys(event.run_id for event in events)
-        with ExitStack() as transactions:
-            # The last one entered is the first committed: the runs' own, as for a single event.
-            for shard in (_INDEX, *run_ids):
-                transactions.enter_context(self._connect(shard))
-            for event in events:
-                super().store_event(event)
-        self._wake_watchers(run_ids)
+        # One run after the other: a process that holds two runs' files could wait for another.
+        for run_id, of_run in groupby(events, key=lambda event: event.run_id):
+            # The run's file is committed first, as for a single event.
+            with self._connect(_INDEX), self._connect(run_id):
+                for event in of_run:
+                    super().store_event(event)
+            self._wake_watchers(run_id)
 
     def store_event(self, event: EventLogEntry) -> None:
         """Store an event."""
         super().store_event(event)
-        self._wake_watchers([event.run_id])
+        self._wake_watchers(event.run_id)
 
-    def _wake_watchers(self, run_ids: Iterable[str]) -> None:
+    def _wake_watchers(self, run_id: str) -> None:
         # Those who wait for a run's events, such as the UI, watch its file. What is written goes to
         # the journal beside it, as long as a connection is open.
-        for run_id in run_ids:
-            with suppress(FileNotFoundError):
-                os.utime(self.path_for_shard(run_id))
+        with suppress(FileNotFoundError):
+            os.utime(self.path_for_shard(run_id))
 
     def has_table(self, table_name: str) -> bool:
         """Whether the index has a table. One that is there is not looked for again."""
@@ -185,7 +184,7 @@ class PooledSqliteEventLogStorage(SqliteEventLogStorage):
         if shard not in self._initialized_dbs or not os.path.exists(path):
             # On a connection of its own, since it uses two at once.
             unpooled = _create_engine(self.conn_string_for_shard(shard), NullPool)
-            self._initdb(unpooled, for_index_shard=shard == _INDEX)
+            self._initdb(unpooled)
             self._initialized_dbs.add(shard)
         engine = _create_engine(self.conn_string_for_shard(shard), StaticPool)
         self._shards[shard] = _Shard(engine, _file(path) or (0, 0))
