@@ -14,52 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-LONG_S = 30.0
-
-
-def build_steps(graph: str, step_class: Any, resources: Any = None) -> list[Any]:
-    """The graph's steps, as our ``StepSpec`` or Marin's."""
-
-    def step(name: str, deps: list[Any], fn: Callable[[str], Any] = trivial) -> Any:
-        return step_class(name=name, deps=deps, fn=fn, resources=resources)
-
-    if graph == "chain-20":
-        chain: list[Any] = []
-        for index in range(20):
-            chain.append(step(f"chain_{index}", chain[-1:]))
-        return chain
-    if graph.startswith("flat-"):
-        return [step(f"flat_{index}", []) for index in range(int(graph.removeprefix("flat-")))]
-    if graph == "waiting-16":
-        return [step(f"waiting_{index}", [], wait) for index in range(16)]
-    if graph == "long-8":
-        return [step(f"long_{index}", [], wait_long) for index in range(8)]
-    rows, columns = (int(number) for number in graph.removeprefix("grid-").split("x"))
-    layers: list[list[Any]] = [[]]
-    for row in range(rows):
-        above = layers[-1]
-        fan_in = min(3, len(above))
-        layers.append(
-            [
-                step(f"r{row}_{column}", [above[(column + k) % columns] for k in range(fan_in)])
-                for column in range(columns)
-            ]
-        )
-    return [step for layer in layers for step in layer]
-
-
-def trivial(output_path: str) -> None:
-    """Does nothing."""
-
-
-def wait(output_path: str) -> None:
-    """Waits, as for a remote job."""
-    time.sleep(0.5)
-
-
-def wait_long(output_path: str) -> None:
-    """Waits long enough for the run's beginning and end not to count."""
-    time.sleep(LONG_S)
+from graphs import LONG_S, build_steps, finished_steps, trivial
+from script_measures import measure_hits, measure_script
 
 
 def job_for(graph: str, peer: str) -> Any:
@@ -158,34 +114,6 @@ def _elapsed(started: float, cpu: float, steps: int) -> dict[str, float]:
 def reconstruct(kind: str, graph: str, peer: str) -> Any:
     """Called by Dagster to find the job in this or a child process."""
     return job_for(graph, peer)
-
-
-def finished_steps(steps: int, latency_s: float, step_class: Any) -> list[Any]:
-    """Steps whose outputs are finished, on a store that takes ``latency_s`` for each read."""
-    import fsspec
-    from fsspec.implementations.local import LocalFileSystem
-
-    class SlowFileSystem(LocalFileSystem):
-        protocol = "slow"
-
-        @classmethod
-        def _strip_protocol(cls, path: str) -> str:
-            return path.removeprefix("slow://")
-
-        def cat_file(self, path: str, *args: Any, **kwargs: Any) -> bytes:
-            time.sleep(latency_s)
-            return bytes(super().cat_file(path, *args, **kwargs))
-
-    fsspec.register_implementation("slow", SlowFileSystem, clobber=True)
-    prefix = os.environ["MARIN_PREFIX"]
-    if latency_s:
-        os.environ["MARIN_PREFIX"] = f"slow://{prefix}"
-    specs = [step_class(f"step_{index}", fn=trivial) for index in range(steps)]
-    for spec in specs:
-        folder = Path(prefix, spec.name_with_hash)
-        folder.mkdir(parents=True)
-        folder.joinpath(".executor_status").write_text("SUCCESS")
-    return specs
 
 
 def measure_decision(steps: int, latency_s: float) -> dict[str, float]:
@@ -308,7 +236,7 @@ def measure_load(steps: int) -> dict[str, float]:
 
 
 def measure_import() -> dict[str, float]:
-    """Seconds that importing the Dagster face adds to importing Dagster."""
+    """Seconds that importing marin_dagster adds to importing Dagster."""
     import dagster  # noqa: F401
 
     # Else a collection that Dagster's objects were about to need falls into our time, or not.
@@ -344,6 +272,8 @@ MEASURES: dict[str, Callable[..., dict[str, float]]] = {
     "load": measure_load,
     "import": measure_import,
     "memory": measure_memory,
+    "hits": measure_hits,
+    "script": measure_script,
     "idle": measure_idle,
 }
 

@@ -2,7 +2,8 @@
 
 ``python benchmarks/run.py [SCENARIO …]`` prints one table for each scenario: seconds, and how many
 times as long as ours. Absolute times depend on the machine; the ratios are what to compare. Marin's
-peer needs marin-core, so it appears in an environment that has it (Python 3.12).
+peer needs marin-core, so it appears in an environment that has it (Python 3.12). With ``--output``,
+``compare.py`` can compare the figures with those of another release.
 """
 
 import argparse
@@ -30,12 +31,28 @@ PEERS = {
 """
 
 
-def measure(name: str, *arguments: Any) -> dict[str, float]:
-    """Measure in a process, a store and an instance of its own."""
+RESULTS: dict[str, dict[str, float]] = {}
+"""What was measured, by measurement and arguments."""
+
+POOLED = """
+event_log_storage:
+  module: marin_dagster.storage
+  class: PooledSqliteEventLogStorage
+"""
+
+
+def measure(name: str, *arguments: Any, storage: str = "") -> dict[str, float]:
+    """Measure in a process, a store and an instance of its own.
+
+    Args:
+        name: the measurement.
+        arguments: its arguments.
+        storage: lines of the instance's settings.
+    """
     with tempfile.TemporaryDirectory() as folder:
         home = Path(folder, "dagster")
         home.mkdir()
-        home.joinpath("dagster.yaml").write_text("telemetry: {enabled: false}\n")
+        home.joinpath("dagster.yaml").write_text("telemetry: {enabled: false}\n" + storage)
         done = subprocess.run(
             [sys.executable, str(MEASURES), name, *map(json.dumps, arguments)],
             env={
@@ -50,6 +67,8 @@ def measure(name: str, *arguments: Any) -> dict[str, float]:
     if done.returncode != 0:
         raise RuntimeError(done.stderr)
     measured: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    kind = "pooled" if storage else ""
+    RESULTS[" ".join(filter(None, [name, *map(str, arguments), kind]))] = measured
     return measured
 
 
@@ -76,6 +95,44 @@ def checks() -> None:
             print(
                 f"{graph} {kind}: {checked:.2f} s, without {plain:.2f} s ({checked / plain:.2f}x)"
             )
+
+
+def storages() -> None:
+    """100 trivial steps on Dagster's own event storage, and on ours that keeps connections."""
+    plain = 0.0
+    for kind, storage in (("plain", ""), ("pooled", POOLED)):
+        for peer in ("marin", "in_process"):
+            measured = measure("run", "flat-100", peer, storage=storage)
+            milliseconds = measured["wall"] / measured["steps"] * 1000
+            plain = plain or milliseconds
+            print(f"{kind:<7}{peer:<11}{milliseconds:>7.1f} ms/step ({milliseconds / plain:.2f}x)")
+
+
+def hits() -> None:
+    """Runs of 1,000 cached steps: milliseconds for each, on both event storages."""
+    for kind, storage in (("plain", ""), ("pooled", POOLED)):
+        measured = measure("hits", 1000, storage=storage)
+        print(
+            f"{kind:<7} {measured['create']:.1f} ms to plan each, then {measured['new']:.1f} ms to "
+            f"record it, or {measured['known']:.1f} ms when it is known"
+        )
+
+
+def scripts() -> None:
+    """StepRunner in a script, and how many times as long as Marin's."""
+    has_marin = importlib.util.find_spec("marin") is not None
+    for what, graphs in (
+        ("build", ("flat-40", "chain-20")),
+        ("cached", ("flat-40", "flat-1000", "chain-1000")),
+        ("dry", ("flat-40", "flat-1000", "chain-1000")),
+    ):
+        for graph in graphs:
+            ours = measure("script", what, graph, "ours")["wall"]
+            line = f"{what:<7}{graph:<11}{ours:>8.3f} s"
+            if has_marin:
+                marins = measure("script", what, graph, "marins")["wall"]
+                line += f", Marin's {marins:.3f} s ({ours / marins:.2f}x)"
+            print(line)
 
 
 def decision() -> None:
@@ -130,6 +187,9 @@ def idle() -> None:
 
 SCENARIOS: dict[str, Callable[[], None]] = {
     "checks": checks,
+    "storages": storages,
+    "hits": hits,
+    "scripts": scripts,
     "decision": decision,
     "schedule": schedule,
     "sensor": sensor,
@@ -144,7 +204,9 @@ def main() -> None:
     """Run the scenarios asked for, or all."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("scenario", nargs="*", help=", ".join([*PEERS, *SCENARIOS]))
-    chosen = parser.parse_args().scenario or [*PEERS, *SCENARIOS]
+    parser.add_argument("--output", type=Path, help="write the figures to this JSON file")
+    arguments = parser.parse_args()
+    chosen = arguments.scenario or [*PEERS, *SCENARIOS]
     for name in chosen:
         if name in PEERS:
             print(f"\n## {name}")
@@ -154,6 +216,8 @@ def main() -> None:
             SCENARIOS[name]()
         else:
             parser.error(f"no scenario {name!r}")
+    if arguments.output:
+        arguments.output.write_text(json.dumps(RESULTS, indent=1) + "\n")
 
 
 if __name__ == "__main__":
