@@ -58,7 +58,7 @@ servers: env debian ## Tests of whole deployments, and of the UI in a browser
 	$(run) pytest $(SERVERS) $(parallel)
 
 lowest: $(UV) debian ## Tests of the Dagster integration on the lowest supported Dagster
-	UV=$(UV) scripts/test-lowest $(parallel)
+	UV=$(UV) scripts/test-lowest -m "not slow or server" $(parallel)
 
 interop: $(UV) debian ## Tests against real marin-core, in a Python 3.12 environment
 	UV=$(UV) scripts/test-interop $(parallel)

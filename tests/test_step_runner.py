@@ -12,6 +12,7 @@ from typing import Any
 import dagster as dg
 import pytest
 
+from helpers.processes import GUARD_S
 from helpers.runs import Recorder, is_locked, status_of
 from marin_dagster import (
     OUT,
@@ -302,13 +303,13 @@ def test_ctrl_c_stops_the_steps_and_leaves_nothing_locked(store: Path) -> None:
         [sys.executable, "-c", SCRIPT], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
     )
     step = StepSpec("step", fn=print)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + GUARD_S
     while not Path(step.output_path, "started").exists():
         assert time.monotonic() < deadline
         time.sleep(0.05)
 
     script.send_signal(signal.SIGINT)
-    _, stderr = script.communicate(timeout=60)
+    _, stderr = script.communicate(timeout=GUARD_S)
 
     assert script.returncode != 0
     assert b"KeyboardInterrupt" in stderr
@@ -336,13 +337,13 @@ def test_a_job_elsewhere_does_not_prolong_the_grace_of_a_step_stuck_in_c(store: 
         [sys.executable, "-c", STUCK], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
     )
     steps = [StepSpec(name, fn=print) for name in ("stuck", "elsewhere")]
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + GUARD_S
     while not all(Path(step.output_path, "started").exists() for step in steps):
         assert time.monotonic() < deadline
         time.sleep(0.05)
 
     script.send_signal(signal.SIGINT)
-    _, stderr = script.communicate(timeout=60)
+    _, stderr = script.communicate(timeout=GUARD_S)
 
     assert b"Step stuck did not stop within 5 s" in stderr
     assert b"Step elsewhere did not" not in stderr
