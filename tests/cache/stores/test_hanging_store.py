@@ -235,7 +235,10 @@ def test_a_store_that_hangs_for_a_moment_is_asked_again(
     attempt.commit()
 
 
-def test_reading_a_file_is_one_request_whether_there_is_one_or_not(proxy: UnsteadyProxy) -> None:
+def test_reading_a_file_is_one_request_whether_there_is_one_or_not(
+    proxy: UnsteadyProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store, "_PATIENCE_S", 60.0)  # nothing hangs here
     build(make("step"))
     for step, state in ((make("step"), CacheState.HIT), (make("none"), CacheState.MISS)):
         proxy.requests.clear()
@@ -260,12 +263,16 @@ def test_what_the_user_configured_for_s3_stands(
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "3")
     client_options._aws_attempts.cache_clear()
     assert retries() is None
+    monkeypatch.setattr(store, "_PATIENCE_S", 60.0)  # nothing hangs here
     OutputDir.at(make("step").output_path).read(STATUS)
     attempts = OutputDir.at(make("step").output_path).fs.s3.meta.config.retries
     assert attempts["total_max_attempts"] == 3
 
 
-def test_the_client_of_s3_asks_again_for_as_long_as_stated(proxy: UnsteadyProxy) -> None:
+def test_the_client_of_s3_asks_again_for_as_long_as_stated(
+    proxy: UnsteadyProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store, "_PATIENCE_S", 60.0)  # nothing hangs here
     for _ in range(2):
         folder = OutputDir.at(make("step").output_path)
         folder.read(STATUS)
