@@ -56,7 +56,7 @@ def test_terminals_are_enough_and_results_are_found_by_anything(recorder: Record
     assert set(results) == {first.output_path, last.output_path}
     assert first in results
     assert "nothing" not in results
-    with pytest.raises(KeyError, match="This run has no step"):
+    with pytest.raises(KeyError, match="There is no step"):
         results["nothing"]
 
 

@@ -4,6 +4,7 @@ import threading
 from collections.abc import Mapping
 from functools import cache
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import dagster as dg
 
@@ -17,7 +18,15 @@ from marin_dagster.executor.config import (
 from marin_dagster.executor.executor import MarinExecutor
 from marin_dagster.runners import Runner
 
-__all__ = ["MarinExecutor", "build_marin_executor", "marin_executor", "runner_executor"]
+__all__ = [
+    "MarinExecutor",
+    "build_marin_executor",
+    "marin_executor",
+    "runner_executor",
+    "runners_of",
+]
+
+_runners: WeakKeyDictionary[dg.ExecutorDefinition, Mapping[str, Runner]] = WeakKeyDictionary()
 
 
 def build_marin_executor(
@@ -89,7 +98,13 @@ def _executor(
         settings = ExecutorSettings.from_config(init_context.executor_config)
         return MarinExecutor(settings, runners, **more)
 
+    _runners[marin] = runners
     return marin
+
+
+def runners_of(executor: dg.ExecutorDefinition) -> Mapping[str, Runner]:
+    """The runners that were given in code to an executor of ours; none for any other."""
+    return _runners.get(executor, {})
 
 
 marin_executor: dg.ExecutorDefinition = build_marin_executor()

@@ -36,6 +36,8 @@ class StepOutcome:
     """Names of the changed steps because of which it runs."""
     changed_itself: bool = False
     """Whether the step itself changed."""
+    compared_with: str | None = None
+    """Path of the earlier output that the reasons refer to."""
 
     @property
     def why(self) -> str:
@@ -159,6 +161,7 @@ def _outcome(
         reasons.lines if reasons else ("its output is not finished",),
         roots=tuple(dict.fromkeys(address(steps[root]) for root in roots)),
         changed_itself=ours.step.output_path in roots,
+        compared_with=reasons.compared_with if reasons else None,
     )
 
 

@@ -41,7 +41,7 @@ from marin_dagster.step_runner.recording import (
 )
 from marin_dagster.steps import StepGraph, StepLike
 from marin_dagster.steps.protocol import address, is_external
-from marin_dagster.steps.text import did_you_mean, summarize
+from marin_dagster.steps.text import summarize
 
 _JOB = "step_runner"
 # Dagster's console logs every event at DEBUG, some fifty lines for each step.
@@ -98,19 +98,7 @@ class StepResults(Mapping[str, StepOutput]):
     def _path(self, key: Any) -> str:
         if not isinstance(key, str):
             return str((key.lower() if hasattr(key, "lower") else key).output_path)
-        if key in self.graph.steps:
-            return key
-        steps = self.graph.steps.items()
-        for path, step in steps:
-            if key in (step.name_with_hash, address(step)):
-                return path
-        named = [path for path, step in steps if key == step.name]
-        if len(named) == 1:
-            return named[0]
-        if named:
-            raise KeyError(f"{len(named)} steps are called {key!r}: name one with its hash.")
-        hint = did_you_mean(key, [step.name for _, step in steps])
-        raise KeyError(f"This run has no step {key!r}.{hint}")
+        return self.graph.path_of(key)
 
 
 @dataclass(eq=False)

@@ -12,9 +12,10 @@ from typing import Any
 from marin_dagster.errors import CollisionError, GraphError, MarinDagsterWarning
 from marin_dagster.steps.attributes import identity_json, strings_in
 from marin_dagster.steps.paths import check_step_path, join
-from marin_dagster.steps.protocol import StepLike, is_external, lowered
+from marin_dagster.steps.protocol import StepLike, address, is_external, lowered
 from marin_dagster.steps.remote import step_function, step_resources
 from marin_dagster.steps.spec import StepSpec
+from marin_dagster.steps.text import did_you_mean, summarize
 from marin_dagster.steps.toposort import deps_first
 
 
@@ -76,6 +77,32 @@ class StepGraph:
     def dependencies(self, path: str) -> tuple[str, ...]:
         """Output paths that the step at ``path`` reads, each once, in its own order."""
         return tuple(dict.fromkeys(self.steps[path].dep_paths))
+
+    def path_of(self, name: str) -> str:
+        """The output path of the step that a text names.
+
+        Args:
+            name: an output path, a name with hash, the address of a lazy artifact, or a name that
+                only one step has.
+
+        Raises:
+            KeyError: no step, or several steps have this name. The message lists what to write.
+        """
+        if name in self.steps:
+            return name
+        for path, step in self.steps.items():
+            if name in (step.name_with_hash, address(step)):
+                return path
+        named = [path for path, step in self.steps.items() if name == step.name]
+        if len(named) == 1:
+            return named[0]
+        if named:
+            which = summarize(address(self.steps[path]) for path in named)
+            raise KeyError(
+                f"{len(named)} steps are called {name!r}: name one with its hash: {which}."
+            )
+        hint = did_you_mean(name, (step.name for step in self.steps.values()))
+        raise KeyError(f"There is no step {name!r}.{hint}")
 
     @cached_property
     def dependents(self) -> Mapping[str, tuple[str, ...]]:
