@@ -1,0 +1,255 @@
+"""Loads the graph that a name stands for: ``module:attribute`` or ``file.py:attribute``."""
+
+import hashlib
+import importlib
+import importlib.util
+import inspect
+import sys
+import traceback
+import types
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import redirect_stdout
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from marin_dagster.errors import GraphError, MarinDagsterError
+
+T = TypeVar("T")
+
+if TYPE_CHECKING:
+    import dagster as dg
+
+    from marin_dagster.steps import StepGraph
+
+
+class GraphNameError(MarinDagsterError):
+    """A name that leads to no graph."""
+
+
+@dataclass(frozen=True)
+class NamedGraph:
+    """A graph, and where it is defined."""
+
+    name: str
+    """As the user wrote it."""
+    file: str | None
+    """The file of its module."""
+    line: int | None
+    """The line that defines the attribute."""
+    value: "dg.Definitions | list[Any]"
+    """Definitions, or steps and handles."""
+
+    def graph(self) -> "StepGraph":
+        """The graph of all its steps.
+
+        Raises:
+            GraphError: the graph is wrong, or there is no step.
+        """
+        from marin_dagster.steps import StepGraph
+
+        if isinstance(self.value, list):
+            found = StepGraph.from_steps(self.value)
+        else:
+            from marin_dagster.cli.step_assets import graph_of
+
+            found = graph_of(self.value)
+        if not found.steps:
+            raise GraphError(f"{self.name} has no steps.")
+        return found
+
+    def definitions(self) -> "dg.Definitions":
+        """Its Definitions, or Definitions made of its steps."""
+        if not isinstance(self.value, list):
+            return self.value
+        from marin_dagster.definitions import build_definitions
+
+        return build_definitions(self.graph(), checks=False)
+
+
+def load_named(
+    name: str, *, folder: Path | None = None, partition: str | None = None
+) -> NamedGraph:
+    """Import the module of a graph and read its attribute. What the module prints goes to stderr.
+
+    Args:
+        name: ``module:attribute`` or ``file.py:attribute``.
+        folder: relative files and modules are looked up here; the working directory when None.
+        partition: the key with which the function that returns the steps is called.
+
+    Raises:
+        GraphNameError: there is no such module, file or attribute, its code raises, or the
+            attribute is something else than a graph.
+        GraphError: the code builds a wrong graph.
+    """
+    where, _, attribute = name.rpartition(":")
+    if not where or not attribute:
+        raise GraphNameError(
+            f"the graph {name!r} names no attribute. Write module:attribute or file.py:attribute."
+        )
+    folder = folder or Path.cwd()
+    with redirect_stdout(sys.stderr):
+        module = _module(where, folder)
+        if not hasattr(module, attribute):
+            graphs = ", ".join(f"{where}:{one}" for one in _candidates(module))
+            hint = f" It has {graphs}." if graphs else ""
+            raise GraphNameError(f"{where} has no attribute {attribute!r}.{hint}")
+        value = _value(getattr(module, attribute), name, partition)
+    file = getattr(module, "__file__", None)
+    return NamedGraph(name, file, _line(file, attribute), value)
+
+
+def _module(where: str, folder: Path) -> types.ModuleType:
+    path = folder / where
+    if not where.endswith(".py") and "/" not in where:
+        _search_first(folder)
+        return _imported(lambda: importlib.import_module(where), where)
+    if not path.is_file():
+        raise GraphNameError(f"there is no file {path}.")
+    path = path.resolve()
+    _search_first(path.parent)
+    name = path.stem
+    loaded = sys.modules.get(name)
+    if loaded is not None and getattr(loaded, "__file__", None) == str(path):
+        return loaded
+    if loaded is not None:
+        # Of another file: an installed module, or a graph that was loaded before.
+        name = f"{name}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
+    return _imported(lambda: _execute(name, path), where)
+
+
+def _execute(name: str, path: Path) -> types.ModuleType:
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise GraphNameError(f"{path} is not a Python file.")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def _search_first(folder: Path) -> None:
+    """As ``python -m`` and ``python file.py`` do."""
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))
+
+
+def _imported(load: Callable[[], T], where: str) -> T:
+    """What ``load`` returns; an exception of the user's code becomes one line."""
+    try:
+        return load()
+    except MarinDagsterError:
+        raise
+    except (Exception, SystemExit) as error:
+        is_own = isinstance(error, ModuleNotFoundError) and error.name == where.partition(".")[0]
+        if is_own:
+            raise GraphNameError(
+                f"there is no module {where!r}. Run this where it can be imported, or name a file: "
+                f"{where.replace('.', '/')}.py:attribute."
+            ) from error
+        raise GraphNameError(
+            f"{where} raised {type(error).__name__}: {error}{_place(error)}. Mend it, or see the "
+            "traceback with --debug."
+        ) from error
+
+
+def _place(error: BaseException) -> str:
+    """The last line of code outside this package and Python's import machinery."""
+    if isinstance(error, SyntaxError):
+        return ""  # its message names the line
+    own = str(Path(__file__).parents[1])
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not frame.filename.startswith((own, "<frozen"))
+    ]
+    return f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
+
+
+def _value(found: Any, name: str, partition: str | None) -> Any:
+    if _is_definitions(found):
+        if partition is not None:
+            raise GraphNameError(
+                f"{name} is Definitions. --partition needs a function that takes the key of a "
+                "partition and returns its steps."
+            )
+        return found
+    if callable(found) and not callable(getattr(found, "lower", None)):
+        return _value(_call(found, name, partition), name, None)
+    if partition is not None:
+        raise GraphNameError(f"{name} is not a function, so it takes no partition.")
+    graph = getattr(found, "graph", found)  # of a MarinGraph
+    if hasattr(graph, "terminals") and hasattr(graph, "steps"):
+        return [graph.steps[path] for path in graph.terminals]
+    if callable(getattr(found, "lower", None)) and not isinstance(found, (str, bytes)):
+        return [found]
+    if hasattr(type(found), "name_with_hash"):
+        return [found]
+    if isinstance(found, (str, bytes, Mapping)) or not isinstance(found, Iterable):
+        raise GraphNameError(
+            f"{name} is a {type(found).__name__}, not a graph. Name a list of steps, a function "
+            "that returns one, or Definitions."
+        )
+    return list(found)
+
+
+def _call(function: Callable[..., Any], name: str, partition: str | None) -> Any:
+    try:
+        required = [
+            one.name
+            for one in inspect.signature(function).parameters.values()
+            if one.default is one.empty
+            and one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)
+        ]
+    except (TypeError, ValueError):
+        required = []
+    if partition is None and required:
+        raise GraphNameError(
+            f"{name} takes {', '.join(required)}. If that is the key of a partition, give "
+            "--partition; else name a function without parameters."
+        )
+    if partition is not None and not inspect.signature(function).parameters:
+        raise GraphNameError(f"{name} takes no parameter, so it has no partitions.")
+    arguments = () if partition is None else (partition,)
+    return _imported(lambda: function(*arguments), name)
+
+
+def _is_definitions(value: Any) -> bool:
+    # A module that makes Definitions has imported Dagster; this one need not.
+    dagster = sys.modules.get("dagster")
+    return dagster is not None and isinstance(value, dagster.Definitions)
+
+
+def _candidates(module: types.ModuleType) -> list[str]:
+    """Attributes that are probably graphs: Definitions, and lists that begin with a step."""
+
+    def is_graph(value: Any) -> bool:
+        is_list = not _is_definitions(value) and isinstance(value, (list, tuple))
+        first = next(iter(value), None) if is_list else None
+        return _is_definitions(value) or hasattr(type(first), "name_with_hash")
+
+    return [name for name, value in vars(module).items() if name[0] != "_" and is_graph(value)]
+
+
+def _line(file: str | None, attribute: str) -> int | None:
+    """The line of a file that defines an attribute; None if that is not visible in its text."""
+    import ast
+
+    try:
+        tree = ast.parse(Path(file or "").read_text())
+    except (OSError, ValueError, SyntaxError):
+        return None
+    found = None
+    for node in tree.body:
+        names = [getattr(node, "name", None)]
+        if isinstance(node, ast.Assign):
+            names = [target.id for target in node.targets if isinstance(target, ast.Name)]
+        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            names = [node.target.id]
+        if attribute in names:
+            found = node.lineno
+    return found

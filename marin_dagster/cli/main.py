@@ -1,0 +1,55 @@
+"""``marin-dagster``: the commands, and how their errors reach the user."""
+
+import sys
+import traceback
+from typing import Any
+
+import click
+
+from marin_dagster.cli.exits import INTERRUPTED, Unusable
+from marin_dagster.cli.plan import plan
+from marin_dagster.errors import MarinDagsterError
+
+_EPILOG = (
+    "Exit codes: 0 done; 1 a step failed, or a check found something; 2 the command could not do "
+    "its work; 130 interrupted."
+)
+
+
+class _Group(click.Group):
+    """Shows an error that a user can mend without its traceback, unless ``--debug`` is given."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            click.echo("Interrupted.", err=True)
+            ctx.exit(INTERRUPTED)
+        except Exception as error:
+            if ctx.meta.get("marin_dagster.debug"):
+                traceback.print_exc()
+            if not _is_explained(error):
+                raise
+            raise Unusable(str(error)) from error
+
+
+def _is_explained(error: Exception) -> bool:
+    """Whether an error states what is wrong, so that its traceback adds nothing for the user."""
+    dagster = sys.modules.get("dagster")
+    return isinstance(error, MarinDagsterError) or (
+        dagster is not None and isinstance(error, dagster.DagsterError)
+    )
+
+
+@click.group(cls=_Group, epilog=_EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="marin-dagster")
+def main() -> None:
+    """Build graphs of steps, and ask what is in their cache.
+
+    A graph is named MODULE:ATTRIBUTE or FILE.py:ATTRIBUTE: a list of steps, a function that returns
+    one, or Dagster's Definitions.
+    """
+
+
+for _command in (plan,):
+    main.add_command(_command)

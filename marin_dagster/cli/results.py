@@ -1,0 +1,7 @@
+"""The results that ``--json`` prints, by command; their schemas are generated from these."""
+
+from collections.abc import Mapping
+
+from marin_dagster.cli.plan import PlanResult
+
+RESULTS: Mapping[str, type] = {"plan": PlanResult}
