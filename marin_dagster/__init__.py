@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Any
 _PUBLIC = {
     "assets.build": ["build_marin_assets"],
     "assets.checks": ["build_marin_checks"],
-    "assets.io_manager": ["MarinIOManager", "StepOutput"],
+    "assets.io_manager": ["MarinIOManager"],
+    "assets.marin_graph": ["MarinGraph"],
+    "assets.output_loader": ["StepOutput"],
     "assets.translator": ["DagsterMarinTranslator"],
     "automation.cache_sensor": ["build_marin_cache_sensor"],
     "automation.schedule": ["build_marin_schedule"],
@@ -47,7 +49,8 @@ if TYPE_CHECKING:
     from marin_dagster.assets.build import build_marin_assets as build_marin_assets
     from marin_dagster.assets.checks import build_marin_checks as build_marin_checks
     from marin_dagster.assets.io_manager import MarinIOManager as MarinIOManager
-    from marin_dagster.assets.io_manager import StepOutput as StepOutput
+    from marin_dagster.assets.marin_graph import MarinGraph as MarinGraph
+    from marin_dagster.assets.output_loader import StepOutput as StepOutput
     from marin_dagster.assets.translator import DagsterMarinTranslator as DagsterMarinTranslator
     from marin_dagster.automation.cache_sensor import (
         build_marin_cache_sensor as build_marin_cache_sensor,

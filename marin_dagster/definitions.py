@@ -1,7 +1,8 @@
 """``build_definitions``: everything that a code location needs, made from steps."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
+from typing import Any
 
 import dagster as dg
 
@@ -56,6 +57,10 @@ def build_definitions(
     checks: bool = True,
     retry_policy: dg.RetryPolicy | None = None,
     group_name: str | None = None,
+    partitions_def: dg.PartitionsDefinition[Any] | None = None,
+    example_partitions: Sequence[str] | str = (),
+    unpartitioned: Iterable[str] = (),
+    backfill_policy: dg.BackfillPolicy | None = None,
 ) -> dg.Definitions:
     """Assets with checks, an IO manager, an executor and one job over all; optionally a schedule
     and a sensor.
@@ -66,7 +71,7 @@ def build_definitions(
 
     Args:
         steps: the steps, or a function that returns them, or their graph; dependencies need not be
-            listed.
+            listed. With ``partitions_def``, a function from a partition's key to its steps.
         max_concurrent: how many steps run at once, unless the run's config sets another number; 0
             means the default, 8.
         translator: how a step looks in Dagster.
@@ -89,16 +94,34 @@ def build_definitions(
             :meth:`DagsterMarinTranslator.get_retry_policy`.
         group_name: group of the assets to which the translator gives none; see
             :func:`build_marin_assets` for the default.
+        partitions_def: partitions that choose the steps; ``steps`` is then a function from the key
+            of a partition to its steps. Their names and dependencies are the same in every
+            partition; a step with one output path in all of them is an asset without partitions.
+        example_partitions: keys of the partitions that are compared while the graph is loaded, by
+            default the first and four others; required for dynamic partitions.
+        unpartitioned: names of steps that all partitions share, where the examples cannot show it.
+        backfill_policy: how many partitions a run of a backfill builds; see
+            :func:`build_marin_assets`.
 
     Raises:
-        GraphError: the graph is wrong; see :meth:`StepGraph.from_steps`.
+        GraphError: the graph is wrong, or those of two partitions do not fit together; see
+            :meth:`MarinGraph.of`.
         CollisionError: two steps have one asset key.
         ValueError: ``max_concurrent`` is negative, or ``executor`` and ``runners`` are both given.
     """
     if executor is not None and runners:
         raise ValueError("runners belong to an executor: give them to build_marin_executor.")
-    marin = MarinGraph.of(steps, translator=translator, group_name=group_name)
-    assets = build_marin_assets(marin, checks=checks, retry_policy=retry_policy)
+    marin = MarinGraph.of(
+        steps,
+        translator=translator,
+        group_name=group_name,
+        partitions_def=partitions_def,
+        example_partitions=example_partitions,
+        unpartitioned=unpartitioned,
+    )
+    assets = build_marin_assets(
+        marin, checks=checks, retry_policy=retry_policy, backfill_policy=backfill_policy
+    )
     executor_def = executor or build_marin_executor(max_concurrent, runners=runners)
     built = [asset.key for asset in assets if isinstance(asset, dg.AssetsDefinition)]
     jobs, schedules = [], []

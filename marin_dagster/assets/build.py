@@ -27,6 +27,7 @@ def build_marin_assets(
     group_name: str | None = None,
     checks: bool = False,
     retry_policy: dg.RetryPolicy | None = None,
+    backfill_policy: dg.BackfillPolicy | None = None,
 ) -> Sequence[MarinAsset]:
     """One asset for each step and each of its transitive dependencies.
 
@@ -43,6 +44,9 @@ def build_marin_assets(
             the step's op; see :func:`build_marin_checks` for what it compares.
         retry_policy: when a run retries a failed step, unless the translator gives the step a
             policy.
+        backfill_policy: how many partitions a run of a backfill builds: one by default, some with
+            ``dg.BackfillPolicy.multi_run(n)``, all with ``dg.BackfillPolicy.single_run()``. A run
+            of several partitions builds them side by side.
 
     Returns:
         ``AssetsDefinition`` of the steps with a function and ``AssetSpec`` of the others, for
@@ -57,19 +61,22 @@ def build_marin_assets(
     )
     _warn_of_shared_names(marin)
     assets: list[MarinAsset] = []
-    for path, step in marin.graph.steps.items():
+    for path, step in marin.steps.items():
         if is_external(step):
             # So that other assets can load it as an input.
             assets.append(marin.specs[path].with_io_manager_key(marin.io_manager_key))
         else:
             policy = marin.translator.get_retry_policy(step) or retry_policy
-            assets.append(_assets_definition(marin, step, policy, checks=checks))
+            definition = _assets_definition(
+                marin, step, policy, checks=checks, backfill_policy=backfill_policy
+            )
+            assets.append(definition)
     return assets
 
 
 def _warn_of_shared_names(marin: MarinGraph) -> None:
     shared: dict[str, list[str]] = defaultdict(list)
-    for path, step in marin.graph.steps.items():
+    for path, step in marin.steps.items():
         if marin.keys[path] != marin.translator.get_asset_key(step):
             shared[step.name].append(marin.keys[path].path[-1])
     for name, ends in shared.items():
@@ -91,10 +98,31 @@ def _callers_level() -> int:
 
 
 def _input_steps(marin: MarinGraph, step: StepLike) -> dict[str, StepLike]:
-    # Without external data: Dagster compares the versions that were reported to it.
-    built = {marin.keys[dep.output_path]: dep for dep in step.deps if not is_external(dep)}
+    # Without external data: Dagster compares the versions that were reported to it. Without
+    # partitioned assets: Dagster compares their events, not versions.
+    partitions = marin.partitions
+    built = {
+        marin.keys[path]: dep
+        for dep in step.deps
+        for path in (dep.output_path,)
+        if path in marin.keys
+        and not is_external(dep)
+        and not (partitions is not None and partitions.is_partitioned(dep.name))
+    }
     inputs = _inputs(marin.specs[step.output_path])
     return {name: built[key] for name, key in inputs.items() if key in built}
+
+
+def _partitioned_inputs(marin: MarinGraph, step: StepLike) -> dict[str, str]:
+    if marin.partitions is None:
+        return {}
+    partitioned = {
+        marin.keys[path]: dep.name
+        for path, dep in marin.steps.items()
+        if marin.partitions.is_partitioned(dep.name) and not is_external(dep)
+    }
+    inputs = _inputs(marin.specs[step.output_path])
+    return {name: partitioned[key] for name, key in inputs.items() if key in partitioned}
 
 
 def _inputs(spec: dg.AssetSpec) -> dict[str, dg.AssetKey]:
@@ -102,7 +130,12 @@ def _inputs(spec: dg.AssetSpec) -> dict[str, dg.AssetKey]:
 
 
 def _assets_definition(
-    marin: MarinGraph, step: StepLike, retry_policy: dg.RetryPolicy | None, *, checks: bool
+    marin: MarinGraph,
+    step: StepLike,
+    retry_policy: dg.RetryPolicy | None,
+    *,
+    checks: bool,
+    backfill_policy: dg.BackfillPolicy | None,
 ) -> dg.AssetsDefinition:
     # By the constructor, not by @asset: a graph of thousands of steps loads 2.5 times faster. The
     # inputs are Nothing: a step reads its dependencies' paths itself.
@@ -116,7 +149,14 @@ def _assets_definition(
     op = dg.OpDefinition(
         name=marin.op_names[step.output_path],
         description=spec.description,
-        compute_fn=StepOp(step, marin.graph, marin.io_manager_key, _input_steps(marin, step)),
+        compute_fn=StepOp(
+            step,
+            marin.graph,
+            marin.io_manager_key,
+            _input_steps(marin, step),
+            _partitioned_inputs(marin, step),
+            marin.partitions,
+        ),
         ins={name: dg.In(dg.Nothing) for name in _inputs(spec)},
         outs=outs,
         required_resource_keys={marin.io_manager_key},
@@ -132,4 +172,5 @@ def _assets_definition(
         specs=[spec],
         check_specs_by_output_name={CHECK_NAME: check_spec(spec.key)} if checks else None,
         can_subset=checks,
+        backfill_policy=backfill_policy if spec.partitions_def is not None else None,
     )

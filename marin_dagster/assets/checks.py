@@ -8,9 +8,9 @@ import dagster as dg
 
 from marin_dagster.assets.integrity_check import CHECK_NAME, check_spec, evaluate
 from marin_dagster.assets.marin_graph import MarinGraph, Steps
+from marin_dagster.assets.step_op import StepOp
 from marin_dagster.assets.translator import DagsterMarinTranslator
-from marin_dagster.events.asset_records import last_events
-from marin_dagster.steps import StepGraph, StepLike
+from marin_dagster.events.asset_records import AssetPartition, last_partition_events
 
 
 def build_marin_checks(
@@ -42,18 +42,26 @@ def build_marin_checks(
     # An op for each: in a run that also materializes, Dagster leaves a check out when its step
     # fails, and would leave out every check that shares its op.
     return [
-        _check(marin.keys[path], name, marin.graph.steps[path], marin.graph)
+        _check(
+            marin.keys[path],
+            name,
+            StepOp(
+                marin.steps[path],
+                marin.graph,
+                marin.io_manager_key,
+                {},
+                partitions=marin.partitions,
+            ),
+        )
         for path, name in marin.op_names.items()
     ]
 
 
-def _check(
-    key: dg.AssetKey, op_name: str, step: StepLike, graph: StepGraph
-) -> dg.AssetChecksDefinition:
+def _check(key: dg.AssetKey, op_name: str, of_step: StepOp) -> dg.AssetChecksDefinition:
     op = dg.OpDefinition(
         # No name of a step's op has three underscores in a row.
         name=f"{op_name}___{CHECK_NAME}",
-        compute_fn=IntegrityOp(step, graph),
+        compute_fn=IntegrityOp(of_step),
         ins={"asset": dg.In(dg.Nothing)},
         outs={CHECK_NAME: dg.Out(dg.Nothing, is_required=False)},
     )
@@ -71,13 +79,15 @@ def _check(
 class IntegrityOp:
     """The compute function of a check's op."""
 
-    step: StepLike
-    graph: StepGraph
+    of_step: StepOp
 
     def __call__(
         self, context: dg.AssetCheckExecutionContext, inputs: Mapping[str, Any]
     ) -> Iterator[dg.AssetCheckEvaluation]:
         # The key in this job: Definitions.map_asset_specs or a prefix may have changed it.
         (check,) = context.selected_asset_check_keys
-        entry = last_events(context.instance, [check.asset_key]).get(check.asset_key)
-        yield evaluate(self.step, self.graph, check.asset_key, entry)
+        key, *_ = self.of_step.run_partitions(context.run, context.instance)
+        op = self.of_step.at(key)
+        asset = AssetPartition(check.asset_key, op.partition)
+        entry = last_partition_events(context.instance, [asset]).get(asset)
+        yield evaluate(op.step, op.graph, asset, entry)

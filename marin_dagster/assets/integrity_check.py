@@ -9,7 +9,7 @@ from marin_dagster._compat import AssetCheckEvaluationTargetMaterializationData
 from marin_dagster.cache import CacheState, Status, StepCache
 from marin_dagster.cache.integrity import check_integrity
 from marin_dagster.errors import MarinDagsterError
-from marin_dagster.events.asset_records import LastEvent
+from marin_dagster.events.asset_records import AssetPartition, LastEvent
 from marin_dagster.events.metadata import FAILED_AGAIN, last_output_path, removed, sendable
 from marin_dagster.events.metadata_keys import DRIFT, FAULTS, OUTPUT_PATH
 from marin_dagster.steps import StepGraph, StepLike
@@ -27,14 +27,14 @@ def check_spec(key: dg.AssetKey) -> dg.AssetCheckSpec:
 
 
 def evaluate(
-    step: StepLike, graph: StepGraph, key: dg.AssetKey, entry: LastEvent | None
+    step: StepLike, graph: StepGraph, asset: AssetPartition, entry: LastEvent | None
 ) -> dg.AssetCheckEvaluation:
     """Compare the files beside a step's output with the step. Reads only.
 
     Args:
         step: a step that a run can build.
         graph: its graph, which decides whether a run needs the output.
-        key: the asset's key in this job.
+        asset: the asset, by its key in this job, or its partition.
         entry: what the instance last recorded of the asset; None for an output that this run has
             just recorded.
 
@@ -68,27 +68,31 @@ def evaluate(
     if look.drift:
         metadata[DRIFT] = sendable(look.drift.message)
     return dg.AssetCheckEvaluation(
-        asset_key=key,
+        asset_key=asset.key,
         check_name=CHECK_NAME,
         passed=passed,
         severity=dg.AssetCheckSeverity.WARN if passed else severity,
         metadata=metadata,
-        description=sendable(text),
+        description=sendable(_described(text, asset)),
         target_materialization_data=_target(entry),
         blocking=False,
     )
 
 
-def unknown(key: dg.AssetKey, error: MarinDagsterError) -> dg.AssetCheckEvaluation:
+def unknown(asset: AssetPartition, error: MarinDagsterError) -> dg.AssetCheckEvaluation:
     """The evaluation of an output that was served or built and can no longer be read."""
     return dg.AssetCheckEvaluation(
-        asset_key=key,
+        asset_key=asset.key,
         check_name=CHECK_NAME,
         passed=False,
         severity=dg.AssetCheckSeverity.WARN,
-        description=sendable(f"The output could not be checked: {error}"),
+        description=sendable(_described(f"The output could not be checked: {error}", asset)),
         blocking=False,
     )
+
+
+def _described(text: str, asset: AssetPartition) -> str:
+    return text if asset.partition is None else f"Partition {asset.partition}: {text}"
 
 
 def _is_built(graph: StepGraph) -> Callable[[str], bool]:

@@ -1,9 +1,8 @@
 """``StepOp``: the compute function of a step's op."""
 
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -11,9 +10,10 @@ import dagster as dg
 
 from marin_dagster._compat import without_beta_warnings
 from marin_dagster.assets.build_history import BuildHistory
+from marin_dagster.assets.cache_resource import cache_of
+from marin_dagster.assets.function_runs import register, run_function, run_identity
 from marin_dagster.assets.integrity_check import CHECK_NAME, evaluate, unknown
-from marin_dagster.assets.io_manager import cache_of
-from marin_dagster.assets.job_exceptions import DESCRIBERS, restore
+from marin_dagster.assets.partitions import GraphPartitions, run_partitions
 from marin_dagster.assets.step_control import StepControl, step_control
 from marin_dagster.cache import (
     Attempt,
@@ -21,32 +21,27 @@ from marin_dagster.cache import (
     Drift,
     Hit,
     OutputDir,
-    RunIdentity,
     Status,
-    StepCache,
     find_drift,
 )
-from marin_dagster.errors import MarinDagsterError, RemoteFunctionError
-from marin_dagster.events.asset_records import last_events
+from marin_dagster.errors import MarinDagsterError
+from marin_dagster.events.asset_records import (
+    AssetPartition,
+    last_partition_events,
+    last_version,
+)
 from marin_dagster.events.metadata import (
     CODE_VERSION_TAG,
+    NO_EVENT,
     cut_off,
+    input_pointer_tag,
     input_version_tag,
     recorded_code_version,
     recorded_version,
     report_cut_off,
     sendable,
 )
-from marin_dagster.events.metadata_keys import COMPARED_WITH, DRIFT, JOB, JOB_URL, REASON, RUNNER
-from marin_dagster.runners import (
-    INLINE,
-    DriverCallbacks,
-    finish,
-    read_job_file,
-    reattach,
-    run_inline,
-    submit,
-)
+from marin_dagster.events.metadata_keys import COMPARED_WITH, DRIFT, REASON
 from marin_dagster.steps import StepGraph, StepLike
 from marin_dagster.steps.protocol import (
     address,
@@ -72,10 +67,62 @@ class StepOp:
     graph: StepGraph
     io_manager_key: str
     input_steps: Mapping[str, StepLike]
-    """The step of each of the op's inputs that is the output of one."""
+    """The step of each of the op's inputs that is the output of one, without partitioned assets."""
+    partitioned_inputs: Mapping[str, str] = field(default_factory=dict)
+    """The step name of each of the op's inputs that is a partitioned asset."""
+    partitions: GraphPartitions | None = None
+    """Chooses the step by the run's partition; ``step`` and ``graph`` are then of one partition."""
+    run_partition: str | None = None
+    """The partition of the run, whose graph it is."""
+
+    @property
+    def partition(self) -> str | None:
+        """The partition whose step it is; None for a step without partitions."""
+        if self.partitions is None or not self.partitions.is_partitioned(self.step.name):
+            return None
+        return self.run_partition
+
+    def is_of_another_partition(self, path: str) -> bool:
+        """Whether an output path of the graph belongs to a partition that is not the run's."""
+        if self.partitions is None:
+            return False
+        key = self.run_partition or self.partitions.steps.reference.key
+        return path not in self.partitions.steps.at(key).paths
+
+    def at(self, key: str | None) -> "StepOp":
+        """The op with the step of a partition of the run; itself where there are no partitions.
+
+        Raises:
+            GraphError: the partition's steps do not fit those of the others.
+        """
+        if self.partitions is None or key is None:
+            return self
+        partition = self.partitions.steps.at(key)
+        name = self.step.name
+        return replace(
+            self,
+            step=partition.steps[name],
+            graph=partition.graph,
+            input_steps={of: partition.steps[dep.name] for of, dep in self.input_steps.items()},
+            run_partition=key,
+        )
+
+    def run_partitions(
+        self, run: dg.DagsterRun, instance: dg.DagsterInstance
+    ) -> tuple[str | None, ...]:
+        """The partitions that a run builds, or None alone."""
+        if self.partitions is None:
+            return (None,)
+        return run_partitions(run, self.partitions.definition, instance) or (None,)
 
     def __call__(
         self, context: dg.AssetExecutionContext, inputs: Mapping[str, Any]
+    ) -> Iterator[dg.Output[Any] | dg.AssetCheckEvaluation]:
+        keys = self.run_partitions(context.run, context.instance)
+        yield from self.at(keys[0])._run(context)
+
+    def _run(
+        self, context: dg.AssetExecutionContext
     ) -> Iterator[dg.Output[Any] | dg.AssetCheckEvaluation]:
         # The keys in this job: Definitions.map_asset_specs or a prefix may have changed them.
         makes_asset = bool(context.selected_asset_keys)
@@ -96,14 +143,17 @@ class StepOp:
     def _check(
         self, context: dg.AssetExecutionContext, key: dg.AssetKey, *, has_output: bool
     ) -> dg.AssetCheckEvaluation:
-        entry = None if has_output else last_events(context.instance, [key]).get(key)
+        asset = AssetPartition(key, self.partition)
+        entry = None
+        if not has_output:
+            entry = last_partition_events(context.instance, [asset]).get(asset)
         try:
-            return evaluate(self.step, self.graph, key, entry)
+            return evaluate(self.step, self.graph, asset, entry)
         except MarinDagsterError as error:
             if not has_output:
                 raise
             # The output is committed and recorded, so the step must not fail.
-            return unknown(key, error)
+            return unknown(asset, error)
 
     def _serve_or_build(
         self, context: dg.AssetExecutionContext, control: StepControl
@@ -113,13 +163,13 @@ class StepOp:
         # A finished output needs no inputs.
         if adopted and cache.look_up(self.step).state is not CacheState.HIT:
             for dep in adopted:
-                _register(dep, cache, control, context)
+                register(dep, cache, control, run_identity(context, control), context.log)
         outcome = cache.begin(
             self.step,
             force=control.options.force,
             retry_failed=control.options.retry_failed,
             hit_expected=control.options.hit_expected,
-            run=_identity(context, control),
+            run=run_identity(context, control),
             warn=_warn(context, control),
             wait=control.interrupt.wait,
             log=context.log.info,
@@ -144,27 +194,49 @@ class StepOp:
     ) -> dict[str, Any]:
         """Run the step's function; metadata about why and where."""
         try:
-            return self._why(context, attempt, control) | _build(attempt, control, context)
+            return self._why(context, attempt, control) | run_function(attempt, control, context)
         except BaseException:
             attempt.fail()
-            report_cut_off(context, attempt)
+            report_cut_off(context, self._asset(context), attempt)
             raise
 
     def _why(
         self, context: dg.AssetExecutionContext, attempt: Attempt, control: StepControl
     ) -> dict[str, Any]:
         """Log why the step runs; the same as metadata."""
-        key = context.asset_key
-        history = control.options.history or BuildHistory(context.instance, [key])
-        reasons = history.reasons(attempt, key, self.graph, context.log)
-        if attempt.previous is Status.RUNNING and history.was_finished(attempt, key):
+        asset = self._asset(context)
+        history = control.options.history or BuildHistory(context.instance, [asset])
+        reasons = history.reasons(attempt, asset, self.graph, context.log)
+        if attempt.previous is Status.RUNNING and history.was_finished(attempt, asset):
             # The worker that began to rebuild it died and could not report that.
-            context.log_event(cut_off(key, self.step))
+            context.log_event(cut_off(asset, self.step))
         context.log.info(f"{address(self.step)} runs: {reasons.text}")
         metadata: dict[str, Any] = {REASON: reasons.text}
         if reasons.compared_with is not None:
             metadata[COMPARED_WITH] = dg.MetadataValue.path(reasons.compared_with)
         return metadata
+
+    def _asset(self, context: dg.AssetExecutionContext) -> AssetPartition:
+        return AssetPartition(context.asset_key, self.partition)
+
+    def _unrecorded_inputs(
+        self, context: dg.AssetExecutionContext, keys: Mapping[str, dg.AssetKey]
+    ) -> Iterator[dg.AssetKey]:
+        """Partitioned inputs whose present version this instance has not recorded."""
+        if self.partitions is None or self.partition is None:
+            return
+        partition = self.partitions.steps.at(self.partition)
+        own, _ = partition.inputs(self.step.name)
+        inputs = {
+            AssetPartition(keys[of], self.partition): partition.steps[name]
+            for of, name in self.partitioned_inputs.items()
+            if name in own
+        }
+        recorded = last_partition_events(context.instance, inputs)
+        for asset, step in inputs.items():
+            version = last_version(recorded.get(asset))
+            if not is_mutable(step) and version != _built_version(step):
+                yield asset.key
 
     def _output(
         self,
@@ -183,6 +255,9 @@ class StepOp:
             for name, step in self.input_steps.items()
             if (version := _built_version(step, warn)) is not None
         }
+        for key in self._unrecorded_inputs(context, keys):
+            # Likewise: the first record of the partition must not look like a change.
+            tags[input_pointer_tag(key)] = NO_EVENT
         version = data_version(self.step)
         if isinstance(value, Hit) and value.drift is not None:
             # The output was built by another recipe: Dagster shows it as out of date.
@@ -199,10 +274,6 @@ class StepOp:
                 data_version=dg.DataVersion(version),
                 tags=tags,
             )
-
-
-def _identity(context: dg.AssetExecutionContext, control: StepControl) -> RunIdentity:
-    return RunIdentity(context.run.job_name, context.run.run_id, control.options.from_script)
 
 
 def _warn(
@@ -254,86 +325,3 @@ def _built_version(
     if drift is not None and warn is not None:
         warn(step, drift)
     return recorded_version(step, drift)
-
-
-def _register(
-    step: StepLike, cache: StepCache, control: StepControl, context: dg.AssetExecutionContext
-) -> None:
-    """Write the record of adopted data, an external asset that no op builds."""
-    run, warn = _identity(context, control), _warn(context, control)
-
-    def adopt(attempt: Attempt) -> None:
-        control.attempts.append(attempt)
-        _run_inline(attempt, control)
-
-    cache.register(
-        step, adopt, run=run, warn=warn, wait=control.interrupt.wait, log=context.log.info
-    )
-
-
-def _build(
-    attempt: Attempt, control: StepControl, context: dg.AssetExecutionContext
-) -> dict[str, Any]:
-    """Run the step's function on its runner; metadata about the job that ran it.
-
-    An error goes to the step's log, too: the UI offers no log for a step that wrote nothing.
-    """
-    try:
-        return _run(attempt, control, context)
-    except Exception as error:
-        first_line = str(error).partition("\n")[0]
-        with control.captured():
-            _write("stderr", f"{type(error).__name__}: {first_line}\n")
-        raise
-
-
-def _run(
-    attempt: Attempt, control: StepControl, context: dg.AssetExecutionContext
-) -> dict[str, Any]:
-    # A function may end the process: what precedes it must be recorded.
-    control.wait_for_events()
-    left_over = read_job_file(attempt.folder)
-    place = control.options.place
-    if place.runner == INLINE and left_over is None:
-        _run_inline(attempt, control)
-        return {}
-    controls = DriverCallbacks(
-        check=control.interrupt.check,
-        waking=control.interrupt.waking,
-        write=_write,
-        log=context.log.info,
-        describers=DESCRIBERS,
-        log_levels=control.options.log_levels,
-    )
-    # The job's output goes to the step's log.
-    with control.captured():
-        job, runner = None, place.runner
-        if left_over is not None:
-            job = reattach(control.options.runners, left_over, attempt, controls)
-            runner = left_over.runner if job is not None else runner
-        if job is None and runner != INLINE:
-            job = submit(control.options.runners[runner], attempt, place.request, controls)
-        if job is not None:
-            try:
-                finish(job, attempt, controls)
-            except RemoteFunctionError as error:
-                raised = restore(error)
-                if raised is error:
-                    raise
-                raise raised from error
-    if job is None:
-        _run_inline(attempt, control)
-        return {}
-    page = {JOB_URL: dg.MetadataValue.url(job.url)} if job.url else {}
-    return {RUNNER: runner, JOB: job.label, **page}
-
-
-def _run_inline(attempt: Attempt, control: StepControl) -> None:
-    control.interrupt.check()
-    attempt.withdraw()
-    with control.interrupt.user_code(), control.captured():
-        attempt.result = run_inline(attempt.step, attempt.provenance)
-
-
-def _write(stream: str, text: str) -> None:
-    (sys.stderr if stream == "stderr" else sys.stdout).write(text)

@@ -13,7 +13,7 @@ from typing import Any
 
 import dagster as dg
 
-from marin_dagster.assets.io_manager import cache_of
+from marin_dagster.assets.cache_resource import cache_of
 from marin_dagster.assets.marin_graph import DEFAULT_IO_MANAGER_KEY, MarinGraph, Steps
 from marin_dagster.assets.translator import DagsterMarinTranslator
 from marin_dagster.automation.store_changes import (
@@ -264,7 +264,7 @@ def _observation(
 ) -> dg.AssetObservation:
     step = change.watched.step
     if change.kind is ChangeKind.FAILED:
-        return cut_off(change.watched.key, step)
+        return cut_off(change.watched.asset, step)
     metadata: dict[str, Any] = {
         CACHE: str(change.kind),
         OUTPUT_PATH: dg.MetadataValue.path(step.output_path),

@@ -7,7 +7,7 @@ from typing import Any
 
 import dagster as dg
 
-from marin_dagster.assets.io_manager import cache_of
+from marin_dagster.assets.cache_resource import cache_of
 from marin_dagster.assets.marin_graph import DEFAULT_IO_MANAGER_KEY, MarinGraph, Steps
 from marin_dagster.assets.translator import DagsterMarinTranslator
 from marin_dagster.cache import CacheState

@@ -15,7 +15,12 @@ from typing import Any
 import dagster as dg
 
 from marin_dagster.cache import CacheState, LookUp, Status
-from marin_dagster.events.asset_records import LastEvent, last_materialization, last_version
+from marin_dagster.events.asset_records import (
+    AssetPartition,
+    LastEvent,
+    last_materialization,
+    last_version,
+)
 from marin_dagster.events.found_outputs import ASSUMED_VERSION
 from marin_dagster.events.metadata import (
     CODE_VERSION_TAG,
@@ -50,6 +55,13 @@ class WatchedStep:
     key: dg.AssetKey
     inputs: Mapping[dg.AssetKey, StepLike | None]
     """The step of each asset that it depends on; None for an asset that no step builds."""
+    partition: str | None = None
+    """The partition whose step it is; None for an asset without partitions."""
+
+    @property
+    def asset(self) -> AssetPartition:
+        """The asset, or its partition."""
+        return AssetPartition(self.key, self.partition)
 
 
 @dataclass(frozen=True)

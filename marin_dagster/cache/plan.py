@@ -1,6 +1,6 @@
 """``plan_from_cache``: which steps of a graph must run, by the current state of the store."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 from marin_dagster.cache.cache import CacheState, LookUp, StepCache
@@ -72,18 +72,31 @@ def plan_from_cache(
     return CachePlan(run, found, unknown)
 
 
-def blocked_message(graph: StepGraph, path: str, missing: Collection[str]) -> str:
+def blocked_message(
+    graph: StepGraph,
+    path: str,
+    missing: Collection[str],
+    is_of_another_partition: Callable[[str], bool] = lambda _: False,
+) -> str:
     """Which inputs keep a step from running, and what to do. Names at most 5 of each kind.
 
     Args:
         graph: the steps.
         path: the blocked step's output path.
         missing: output paths of its inputs that are neither finished nor going to be.
+        is_of_another_partition: whether a run of this partition cannot build an output path.
     """
     step = graph.steps[path]
     external = [dep for dep in missing if is_external(graph.steps[dep])]
-    others = [dep for dep in missing if dep not in external]
+    elsewhere = [dep for dep in missing if dep not in external and is_of_another_partition(dep)]
+    others = [dep for dep in missing if dep not in external and dep not in elsewhere]
     reasons = []
+    if elsewhere:
+        needs = summarize(f"{graph.steps[dep].name!r} ({dep})" for dep in elsewhere)
+        reasons.append(
+            f"needs {needs} of another partition, which has no successful output. Build that "
+            "partition first."
+        )
     if others:
         needs = summarize(f"{graph.steps[dep].name!r} ({dep})" for dep in others)
         reasons.append(

@@ -12,6 +12,7 @@ from marin_dagster.assets.io_manager import MarinIOManager
 from marin_dagster.assets.step_op import StepOp
 from marin_dagster.cache import StepCache
 from marin_dagster.errors import GraphError
+from marin_dagster.events.asset_records import AssetPartition
 from marin_dagster.events.metadata_keys import RUNNER
 from marin_dagster.executor import marin_executor, runners_of
 from marin_dagster.executor.run_steps import PlannedStep
@@ -38,13 +39,13 @@ class StepAssets:
             if isinstance(op.compute_fn, StepOp) and asset.keys:
                 (key,) = asset.keys
                 runner = op.tags.get(RUNNER)
-                found[op.name] = PlannedStep(op.compute_fn, key, None, runner)
+                found[op.name] = PlannedStep(op.compute_fn, AssetPartition(key), None, runner)
         return found
 
     @cached_property
     def keys(self) -> Mapping[str, dg.AssetKey]:
         """The asset key of each output path that a run can build."""
-        return {one.step.output_path: one.asset_key for one in self.planned.values()}
+        return {one.step.output_path: one.asset.key for one in self.planned.values()}
 
     @cached_property
     def executor(self) -> dg.ExecutorDefinition:
@@ -83,7 +84,7 @@ class StepAssets:
                 chosen = dg.AssetSelection.from_string(selection).resolve(assets)
         except dg.DagsterError as error:
             raise GraphError(f"--select {selection!r}: {error}") from error
-        found = {key for key, one in self.planned.items() if one.asset_key in chosen}
+        found = {key for key, one in self.planned.items() if one.asset.key in chosen}
         if not found:
             raise GraphError(f"--select {selection!r} contains no step that a run can build.")
         return found

@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import dagster as dg
 
@@ -17,12 +18,24 @@ _UNFINISHED = [
 ]
 
 
+class AssetPartition(NamedTuple):
+    """An asset, or one of its partitions."""
+
+    key: dg.AssetKey
+    partition: str | None = None
+    """The partition's key; None for an asset without partitions."""
+
+    def __str__(self) -> str:
+        of = "" if self.partition is None else f" [{self.partition}]"
+        return f"{self.key.to_user_string()}{of}"
+
+
 @dataclass(frozen=True)
 class LastEvent:
-    """What an instance recorded last about one asset."""
+    """What an instance recorded last about one asset, or one of its partitions."""
 
     run_id: str | None
-    """The run that last planned the asset."""
+    """The run that last planned the asset; of a partition, the run that last materialized it."""
     record: dg.EventLogRecord | None
     """The asset's last materialization."""
 
@@ -47,6 +60,38 @@ def last_events(
         for found in instance.get_asset_records(keys[start : start + _RECORDS_AT_ONCE])
         for entry in (found.asset_entry,)
     }
+
+
+def last_partition_events(
+    instance: dg.DagsterInstance, assets: Iterable[AssetPartition]
+) -> dict[AssetPartition, LastEvent]:
+    """What was recorded last about assets and partitions, for those that have a record.
+
+    One query for 500 assets without partitions; one for each partition.
+    """
+    assets = list(assets)
+    whole = last_events(instance, [asset.key for asset in assets if asset.partition is None])
+    found = {AssetPartition(key): entry for key, entry in whole.items()}
+    for asset in assets:
+        if asset.partition is not None:
+            records = dg.AssetRecordsFilter(asset.key, asset_partitions=[asset.partition])
+            for record in instance.fetch_materializations(records, limit=1).records:
+                found[asset] = LastEvent(record.run_id, record)
+    return found
+
+
+def planned_last(instance: dg.DagsterInstance, asset: AssetPartition) -> str | None:
+    """The run that planned an asset or a partition last; of a partition, only if the run has not
+    materialized it."""
+    if asset.partition is None:
+        entry = last_events(instance, [asset.key]).get(asset.key)
+        return entry.run_id if entry else None
+    storage = instance.event_log_storage
+    attempts = storage.get_latest_asset_partition_materialization_attempts_without_materializations(
+        asset.key
+    )
+    run_id, _ = attempts.get(asset.partition, (None, None))
+    return run_id
 
 
 def last_materialization(event: LastEvent | None) -> dg.AssetMaterialization | None:

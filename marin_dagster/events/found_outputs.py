@@ -10,7 +10,9 @@ from marin_dagster.cache import ArtifactRecord, Drift, Hit, LookUp, OutputDir
 from marin_dagster.events.asset_records import DATA_VERSION_TAG
 from marin_dagster.events.metadata import (
     CODE_VERSION_TAG,
+    NO_EVENT,
     hit_facts,
+    input_pointer_tag,
     input_version_tag,
     output_metadata,
     record_of,
@@ -69,7 +71,7 @@ def found_output(
     }
     for input_key, dep in inputs.items():
         # It read the asset, but which of the asset's events is unknown.
-        tags[f"dagster/input_event_pointer/{input_key.to_user_string()}"] = "NULL"
+        tags[input_pointer_tag(input_key)] = NO_EVENT
         if dep is None or is_external(dep) or is_mutable(dep):
             # The version that it read is unknown; Dagster assumes the latest.
             tags[input_version_tag(input_key)] = versions.get(input_key) or ASSUMED_VERSION

@@ -13,7 +13,7 @@ from marin_dagster.cache import ArtifactRecord, Attempt, Drift, Hit, OutputDir
 from marin_dagster.cache.record import RECORD_FILE
 from marin_dagster.cache.status import STATUS_FILE
 from marin_dagster.errors import RecordError
-from marin_dagster.events.asset_records import LastEvent, last_materialization
+from marin_dagster.events.asset_records import AssetPartition, LastEvent, last_materialization
 from marin_dagster.events.bounded_json import bounded_json
 from marin_dagster.events.metadata_keys import (
     BUILT_AT,
@@ -34,6 +34,8 @@ from marin_dagster.steps.protocol import address, code_version, data_version
 from marin_dagster.steps.text import shorten_middle
 
 CODE_VERSION_TAG = "dagster/code_version"
+NO_EVENT = "NULL"
+"""The pointer to an input's event where it is unknown."""
 SERVED = "Nothing ran: the output was finished."
 """The reason in the event of a cache hit."""
 
@@ -49,6 +51,11 @@ output."""
 def input_version_tag(key: dg.AssetKey) -> str:
     """The tag of a materialization that holds the version of one of its inputs."""
     return f"dagster/input_data_version/{key.to_user_string()}"
+
+
+def input_pointer_tag(key: dg.AssetKey) -> str:
+    """The tag of a materialization that holds the event of one of its inputs."""
+    return f"dagster/input_event_pointer/{key.to_user_string()}"
 
 
 def recorded_version(step: StepLike, drift: Drift | None) -> str:
@@ -82,19 +89,22 @@ def output_metadata(
     }
 
 
-def cut_off(key: dg.AssetKey, step: StepLike) -> dg.AssetObservation:
+def cut_off(asset: AssetPartition, step: StepLike) -> dg.AssetObservation:
     """The event of a finished output that an attempt to rebuild it has left unfinished."""
     return dg.AssetObservation(
-        key,
+        asset.key,
+        partition=asset.partition,
         description=f"{address(step)}: {FAILED_AGAIN}",
         metadata={CACHE: "failed", OUTPUT_PATH: dg.MetadataValue.path(step.output_path)},
     )
 
 
-def report_cut_off(context: dg.AssetExecutionContext | dg.OutputContext, attempt: Attempt) -> None:
+def report_cut_off(
+    context: dg.AssetExecutionContext | dg.OutputContext, asset: AssetPartition, attempt: Attempt
+) -> None:
     """Record on the asset that this attempt left a finished output unfinished, if it did."""
     if attempt.cut_off:
-        context.log_event(cut_off(context.asset_key, attempt.step))
+        context.log_event(cut_off(asset, attempt.step))
 
 
 def finished_at(folder: OutputDir) -> dict[str, Any]:

@@ -1,29 +1,32 @@
 """Decides for each step of a run: prune, serve, block, or run it in a thread."""
 
-from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 import dagster as dg
 
 from marin_dagster._compat import ExecutionPlan, PlanExecutionContext
+from marin_dagster.assets.cache_resource import cache_of
 from marin_dagster.assets.checks import IntegrityOp
-from marin_dagster.assets.io_manager import cache_of
 from marin_dagster.assets.step_op import StepOp
 from marin_dagster.cache import Drift, StepCache
 from marin_dagster.cache.cache import CacheState, LookUp
-from marin_dagster.cache.plan import blocked_message, plan_from_cache
+from marin_dagster.cache.plan import plan_from_cache
 from marin_dagster.cache.preconditions import previous_failure
 from marin_dagster.errors import (
-    DependencyNotBuiltError,
     MarinDagsterError,
     ResourceError,
     RoutingError,
 )
-from marin_dagster.events.asset_records import last_events, last_version
+from marin_dagster.events.asset_records import (
+    AssetPartition,
+    last_partition_events,
+    last_version,
+)
 from marin_dagster.events.metadata import built_in_s, recorded_version
 from marin_dagster.executor.config import ExecutorSettings
 from marin_dagster.executor.run_steps import PlannedStep, StepNames, by_graph, compute_of
+from marin_dagster.executor.stuck_steps import cannot_run, hold_back, unreachable, waits_text
 from marin_dagster.runners import INLINE, Placement, Routing
 from marin_dagster.steps.protocol import address, is_mutable
 
@@ -96,9 +99,9 @@ class Decisions:
         dropped = {*self.pruned, *self.served, *self.blocked, *self.unreachable, *self.done}
         return [key for key in plan.step_keys_to_execute if key not in dropped]
 
-    def may_build(self, plan: ExecutionPlan) -> list[dg.AssetKey]:
-        """Assets of our steps that threads run."""
-        return [self.planned[key].asset_key for key in self.keep(plan) if key in self.planned]
+    def may_build(self, plan: ExecutionPlan) -> list[AssetPartition]:
+        """Assets and partitions of our steps that threads run."""
+        return [self.planned[key].asset for key in self.keep(plan) if key in self.planned]
 
 
 def decide(
@@ -181,6 +184,7 @@ def decide_steps(
     hits: dict[str, PlannedStep] = {}
     blocked: dict[str, MarinDagsterError] = {}
     expected: set[str] = set()
+    waiting: set[str] = set()
     for graph, key_of in by_graph(planned):
         seen = plan_from_cache(
             cache_for(key_of),
@@ -209,8 +213,11 @@ def decide_steps(
                 f"{address(graph.steps[path])} is not built and not needed: "
                 "every selected step that reads it is in the cache."
             )
-        for path, missing in run.blocked.items():
-            blocked[key_of[path]] = DependencyNotBuiltError(blocked_message(graph, path, missing))
+        errors, waits = cannot_run(graph, run.blocked, {p: planned[key_of[p]].op for p in key_of})
+        blocked.update((key_of[path], error) for path, error in errors.items())
+        waiting |= {key_of[path] for path in waits}
+    blocked |= hold_back(planned, executable, to_run, waiting)
+    pruned.update((key, waits_text(planned[key].step)) for key in waiting)
     places, refused = _places(planned, [*to_run, *hits], place)
     drifted = {key: drift for key in hits if (drift := looks[key].drift) is not None}
     # No runner takes it, so it must not be built.
@@ -289,39 +296,17 @@ def _known_to_instance(
 ) -> tuple[set[str], dict[str, float]]:
     """Hits whose version is the data version that the instance recorded last, and how many
     seconds their builds took."""
-    entries = last_events(instance, [hit.asset_key for hit in hits.values()])
+    entries = last_partition_events(instance, [hit.asset for hit in hits.values()])
     known = {
-        key
-        for key, hit in hits.items()
-        if last_version(entries.get(hit.asset_key)) == versions[key]
+        key for key, hit in hits.items() if last_version(entries.get(hit.asset)) == versions[key]
     }
-    seconds = {key: built_in_s(entries.get(hits[key].asset_key)) for key in known}
+    seconds = {key: built_in_s(entries.get(hits[key].asset)) for key in known}
     return known, {key: took for key, took in seconds.items() if took is not None}
 
 
 def _attempts(plan: ExecutionPlan, key: str) -> int:
     """How often this run has tried the step before."""
     return plan.known_state.get_retry_state().get_attempt_count(key)
-
-
-def unreachable(
-    executable: Mapping[str, set[str]], blocked: Collection[str], hits: Collection[str]
-) -> dict[str, tuple[str, ...]]:
-    """The steps downstream of blocked ones, and what each misses; a hit misses nothing."""
-    readers: dict[str, list[str]] = defaultdict(list)
-    for key, deps in executable.items():
-        if key not in blocked and key not in hits:
-            for dep in deps:
-                readers[dep].append(key)
-    lost: dict[str, set[str]] = {}
-    waiting = list(blocked)
-    while waiting:
-        missing = waiting.pop()
-        for key in readers[missing]:
-            if key not in lost:
-                waiting.append(key)
-            lost.setdefault(key, set()).add(missing)
-    return {key: tuple(sorted(missing)) for key, missing in lost.items()}
 
 
 def _finished_before(context: PlanExecutionContext) -> set[str]:

@@ -23,11 +23,7 @@ from marin_dagster.cache import DriftLog
 from marin_dagster.executor.compute_logs import job_log_levels
 from marin_dagster.executor.config import ExecutorSettings
 from marin_dagster.executor.contexts import context_for, writing_events
-from marin_dagster.executor.decisions import (
-    Decisions,
-    decide,
-    unreachable,
-)
+from marin_dagster.executor.decisions import Decisions, decide
 from marin_dagster.executor.event_writer import EventWriter
 from marin_dagster.executor.planned_events import withdraw_planned_events, withdrawing_on_error
 from marin_dagster.executor.pools import RunSlots
@@ -42,6 +38,7 @@ from marin_dagster.executor.step_events import (
 )
 from marin_dagster.executor.step_loop import OptionsOf, StepLoop
 from marin_dagster.executor.step_outcomes import find_outcomes
+from marin_dagster.executor.stuck_steps import unreachable
 from marin_dagster.executor.threads import StepThreads
 from marin_dagster.runners import INLINE_PLACEMENT, Routing, Runner
 
@@ -117,7 +114,7 @@ class MarinExecutor(dg.Executor):
         events: EventWriter,
     ) -> Iterator[dg.DagsterEvent]:
         dry_run, count = self.settings.dry_run, len(execution_plan.step_keys_to_execute)
-        assets = {step.asset_key: key for key, step in planned.items()}
+        assets = {step.asset: key for key, step in planned.items()}
         with withdrawing_on_error(job_context, assets):
             limit = self.settings.limit
             routing = Routing(self.settings.routing_config(), self.runners)
@@ -184,9 +181,7 @@ class MarinExecutor(dg.Executor):
         if failed:
             left_alone = decisions.served.union(decisions.pruned)
             planned = decisions.planned
-            withdraw_planned_events(
-                job_context, {planned[key].asset_key: key for key in left_alone}
-            )
+            withdraw_planned_events(job_context, {planned[key].asset: key for key in left_alone})
 
     def _carry_out(
         self,

@@ -8,23 +8,27 @@ from marin_dagster.assets.build_history import BuildHistory
 from marin_dagster.assets.marin_graph import MarinGraph
 from marin_dagster.assets.step_op import StepOp
 from marin_dagster.cache import StepCache
+from marin_dagster.events.asset_records import AssetPartition
 from marin_dagster.executor.decisions import Decisions, decide_steps
 from marin_dagster.executor.run_steps import PlannedStep, by_graph
 from marin_dagster.executor.step_outcomes import StepOutcome, find_outcomes
 from marin_dagster.runners import Routing, StepOverride
 
 
-def planned_steps(marin: MarinGraph) -> dict[str, PlannedStep]:
-    """The steps of a graph that runs build, by step key."""
-    return {
-        name: PlannedStep(
-            StepOp(marin.graph.steps[path], marin.graph, marin.io_manager_key, {}),
-            marin.keys[path],
-            None,
-            None,
-        )
-        for path, name in marin.op_names.items()
-    }
+def planned_steps(marin: MarinGraph, partition: str | None = None) -> dict[str, PlannedStep]:
+    """The steps of a graph that runs build, by step key.
+
+    Args:
+        marin: the graph.
+        partition: the partition whose steps they are; None for a graph without partitions.
+    """
+    found = {}
+    for path, name in marin.op_names.items():
+        step, io_manager_key = marin.graph.steps[path], marin.io_manager_key
+        op = StepOp(step, marin.graph, io_manager_key, {}, partitions=marin.partitions)
+        op = op.at(partition)
+        found[name] = PlannedStep(op, AssetPartition(marin.keys[path], op.partition), None, None)
+    return found
 
 
 def decide_planned(
@@ -65,5 +69,5 @@ def decide_planned(
         required=required,
         forced=frozenset(forced),
     )
-    history = BuildHistory(instance, [found.asset_key for found in planned.values()])
+    history = BuildHistory(instance, [found.asset for found in planned.values()])
     return decisions, find_outcomes(planned, decisions, history)

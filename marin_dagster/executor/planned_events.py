@@ -10,11 +10,11 @@ from marin_dagster._compat import (
     AssetMaterializationPlannedData,
     PlanExecutionContext,
 )
-from marin_dagster.events.asset_records import last_events
+from marin_dagster.events.asset_records import AssetPartition, planned_last
 
 
 def withdraw_planned_events(
-    context: PlanExecutionContext, assets: Mapping[dg.AssetKey, str]
+    context: PlanExecutionContext, assets: Mapping[AssetPartition, str]
 ) -> None:
     """Withdraw this run's plan to materialize these assets.
 
@@ -28,19 +28,20 @@ def withdraw_planned_events(
         assets: the step key of each asset.
     """
     instance, run_id = context.instance, context.run_id
-    for key, step_key in assets.items():
+    for asset, step_key in assets.items():
         # Read just before the write: the plan of another run must stay.
-        entry = last_events(instance, [key]).get(key)
-        if entry is not None and entry.run_id == run_id:
+        if planned_last(instance, asset) == run_id:
             planned = dg.DagsterEvent.build_asset_materialization_planned_event(
-                context.job_name, step_key, AssetMaterializationPlannedData(key)
+                context.job_name,
+                step_key,
+                AssetMaterializationPlannedData(asset.key, partition=asset.partition),
             )
             instance.report_dagster_event(planned, run_id=RUNLESS_RUN_ID)
 
 
 @contextmanager
 def withdrawing_on_error(
-    context: PlanExecutionContext, assets: Mapping[dg.AssetKey, str]
+    context: PlanExecutionContext, assets: Mapping[AssetPartition, str]
 ) -> Iterator[None]:
     """:func:`withdraw_planned_events` if the body raises: no step ran, so none has failed."""
     try:

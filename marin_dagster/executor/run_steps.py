@@ -11,6 +11,7 @@ import dagster as dg
 from marin_dagster._compat import ExecutionPlan, ExecutionStep, PlanExecutionContext
 from marin_dagster.assets.step_op import StepOp
 from marin_dagster.errors import StepError
+from marin_dagster.events.asset_records import AssetPartition
 from marin_dagster.events.metadata_keys import RUNNER
 from marin_dagster.runners import StepOverride
 from marin_dagster.steps import StepGraph, StepLike
@@ -23,8 +24,9 @@ class PlannedStep:
     """A step of the run that is ours."""
 
     op: StepOp
-    asset_key: dg.AssetKey
-    """The key as it is in this job."""
+    """Its op, with the step of the run's partition."""
+    asset: AssetPartition
+    """The asset, by its key in this job, or the partition of it."""
     check: dg.AssetCheckKey | None
     """The asset's own check, when it is selected."""
     runner: str | None
@@ -40,6 +42,9 @@ def steps_of_run(context: PlanExecutionContext, plan: ExecutionPlan) -> dict[str
     """The steps of the plan that build our assets, by step key, in topological order.
 
     A step of which a run selects only the check is left out.
+
+    Raises:
+        GraphError: the steps of the run's partition do not fit those of other partitions.
     """
     found = {}
     layer = context.job_def.asset_layer
@@ -50,7 +55,10 @@ def steps_of_run(context: PlanExecutionContext, plan: ExecutionPlan) -> dict[str
             if assets_def is not None and assets_def.keys:
                 (key,) = assets_def.keys
                 check = next(iter(assets_def.check_keys), None)
-                found[step.key] = PlannedStep(compute, key, check, step.tags.get(RUNNER))
+                partition, *_ = compute.run_partitions(context.dagster_run, context.instance)
+                op = compute.at(partition)
+                asset = AssetPartition(key, op.partition)
+                found[step.key] = PlannedStep(op, asset, check, step.tags.get(RUNNER))
     return found
 
 
@@ -89,7 +97,7 @@ class StepNames:
         self._planned = planned
         self._keys: dict[str, set[str]] = defaultdict(set)
         for key, found in planned.items():
-            for name in (*_names(found.step), found.asset_key.to_user_string()):
+            for name in (*_names(found.step), found.asset.key.to_user_string()):
                 self._keys[name].add(key)
         # A run may select only some of the steps that its config names.
         self._others = {key.to_user_string() for key in _asset_keys(context)}

@@ -19,7 +19,7 @@ from marin_dagster.assets.integrity_check import evaluate, unknown
 from marin_dagster.cache import Drift, DriftLog
 from marin_dagster.cache.parallel import map_parallel
 from marin_dagster.errors import MarinDagsterError
-from marin_dagster.events.asset_records import last_events
+from marin_dagster.events.asset_records import last_partition_events
 from marin_dagster.events.metadata import SERVED
 from marin_dagster.events.metadata_keys import CACHE, DRIFT, OUTPUT_PATH, REASON, STEPS
 from marin_dagster.executor.decisions import Decisions
@@ -163,14 +163,14 @@ def _checks(
     planned = decisions.planned
     left_alone = [key for key in planned if key in decisions.served or key in decisions.pruned]
     checked = {key: planned[key] for key in left_alone if planned[key].check is not None}
-    entries = last_events(context.instance, [found.asset_key for found in checked.values()])
+    entries = last_partition_events(context.instance, [found.asset for found in checked.values()])
 
     def evaluated(found: PlannedStep) -> dg.AssetCheckEvaluation:
-        entry = entries.get(found.asset_key)
+        entry = entries.get(found.asset)
         try:
-            return evaluate(found.step, found.op.graph, found.asset_key, entry)
+            return evaluate(found.step, found.op.graph, found.asset, entry)
         except MarinDagsterError as error:
-            return unknown(found.asset_key, error)
+            return unknown(found.asset, error)
 
     return map_parallel(evaluated, checked)
 
@@ -187,7 +187,8 @@ def _observe(
     yield dg.DagsterEvent.step_start_event(context)
     message = f"Served from the cache: {address(served.step)}"
     observation = dg.AssetObservation(
-        asset_key=served.asset_key,
+        asset_key=served.asset.key,
+        partition=served.asset.partition,
         metadata={
             OUTPUT_PATH: dg.MetadataValue.path(served.step.output_path),
             CACHE: "hit",

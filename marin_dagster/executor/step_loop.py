@@ -108,7 +108,7 @@ class StepLoop:
             step_context = self.context.for_step(self.active.get_step_by_key(key))
             for attempt in self.threads.attempts(key):
                 if attempt.cut_off:
-                    lost = cut_off(self.decisions.planned[key].asset_key, attempt.step)
+                    lost = cut_off(self.decisions.planned[key].asset, attempt.step)
                     yield dg.DagsterEvent.asset_observation(step_context, lost)
 
     def _dispatch(self, message: StepMessage) -> Iterator[dg.DagsterEvent]:

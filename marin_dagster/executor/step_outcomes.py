@@ -101,7 +101,7 @@ def _expected(decisions: Decisions, history: BuildHistory) -> dict[str, Expected
         expected = history.expected_reasons(
             graph,
             {path: decisions.looks[key] for path, key in mine.items()},
-            {path: decisions.planned[key].asset_key for path, key in mine.items()},
+            {path: decisions.planned[key].asset for path, key in mine.items()},
         )
         found.update((key, expected) for key in mine.values())
     return found

@@ -13,8 +13,8 @@ from typing import Any
 import dagster as dg
 
 from marin_dagster._compat import InMemoryJob, capture_interrupts, execute_run
-from marin_dagster.assets.io_manager import StepOutput
 from marin_dagster.assets.marin_graph import MarinGraph
+from marin_dagster.assets.output_loader import StepOutput
 from marin_dagster.cache import DriftLog, OutputDir, StepCache, read_record, read_status
 from marin_dagster.cache.plan import plan_from_cache
 from marin_dagster.cache.status import Status

@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import dagster as dg
+from dagster._core.definitions.data_version import CachingStaleStatusResolver
 from dagster._core.definitions.job_base import InMemoryJob
 from dagster._core.execution.api import execute_run
+from dagster._core.loader import LoadingContextForTest
 
 from marin_dagster import StepSpec
 
@@ -122,6 +124,37 @@ def wait_for_step_threads() -> None:
             assert not thread.is_alive(), thread.name
 
 
+def _partition_tags(
+    job: dg.JobDefinition, partition: str | tuple[str, str] | None
+) -> Mapping[str, str]:
+    if partition is None:
+        return {}
+    if isinstance(partition, tuple):
+        first, last = partition
+        return {
+            "dagster/asset_partition_range_start": first,
+            "dagster/asset_partition_range_end": last,
+        }
+    definition = job.partitions_def
+    assert definition is not None
+    if isinstance(definition, dg.MultiPartitionsDefinition):
+        partition = definition.get_partition_key_from_str(partition)
+    return definition.get_tags_for_partition_key(partition)
+
+
+def stale_status(
+    definitions: dg.Definitions,
+    instance: dg.DagsterInstance,
+    name: str,
+    partition: str | None = None,
+) -> str:
+    """What Dagster calls an asset, or a partition of it: ``FRESH``, ``STALE`` or ``MISSING``."""
+    resolver = CachingStaleStatusResolver(
+        instance, definitions.resolve_asset_graph(), LoadingContextForTest(instance)
+    )
+    return resolver.get_status(dg.AssetKey.from_user_string(name), partition).value
+
+
 @contextmanager
 def memory_instance() -> Iterator[dg.DagsterInstance]:
     """An instance in memory that several threads can use at once.
@@ -149,6 +182,8 @@ def run_job(
     config: Mapping[str, Any] | None = None,
     job: str = JOB,
     checks: bool = False,
+    partition: str | tuple[str, str] | None = None,
+    tags: Mapping[str, str] | None = None,
 ) -> Run:
     """Run a job in this process, with the executor that the job states.
 
@@ -159,6 +194,8 @@ def run_job(
         config: the executor's config.
         job: the job's name.
         checks: with ``select``, whether the assets' checks are selected, too.
+        partition: the key of a partition, or the first and last of a range.
+        tags: more tags of the run.
     """
     job_def = definitions.resolve_job_def(job)
     keys = None if select is None else {dg.AssetKey.from_user_string(key) for key in select}
@@ -171,6 +208,7 @@ def run_job(
         run_config={"execution": {"config": dict(config)}} if config else {},
         # With a selection, Dagster selects the checks again.
         asset_selection=frozenset(keys) if keys and checks else None,
+        tags={**_partition_tags(job_def, partition), **(tags or {})},
     )
     result = execute_run(InMemoryJob(job_def), run, instance, raise_on_error=False)
     return Run(result.success, list(result.all_events), run.run_id)

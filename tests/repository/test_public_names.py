@@ -16,6 +16,7 @@ PUBLIC = [
     "DagsterMarinTranslator",
     "MarinDagsterError",
     "MarinDagsterWarning",
+    "MarinGraph",
     "MarinIOManager",
     "OUT",
     "RemoteCallable",
