@@ -2,13 +2,17 @@
 
 import sys
 import traceback
+import warnings
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import click
 
 from marin_dagster.cli.exits import INTERRUPTED, Unusable
 from marin_dagster.cli.plan import plan
-from marin_dagster.errors import MarinDagsterError
+from marin_dagster.cli.run import run
+from marin_dagster.errors import MarinDagsterError, MarinDagsterWarning
 
 _EPILOG = (
     "Exit codes: 0 done; 1 a step failed, or a check found something; 2 the command could not do "
@@ -21,7 +25,9 @@ class _Group(click.Group):
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
-            return super().invoke(ctx)
+            with warnings.catch_warnings():
+                warnings.showwarning = partial(_show_warning, warnings.showwarning)
+                return super().invoke(ctx)
         except KeyboardInterrupt:
             click.echo("Interrupted.", err=True)
             ctx.exit(INTERRUPTED)
@@ -31,6 +37,14 @@ class _Group(click.Group):
             if not _is_explained(error):
                 raise
             raise Unusable(str(error)) from error
+
+
+def _show_warning(show: Callable[..., None], message: Any, kind: Any, *place: Any) -> None:
+    """Show a warning of this package without the line of code that the user cannot change."""
+    if isinstance(message, MarinDagsterWarning):
+        click.echo(f"Warning: {message}", err=True)
+    else:
+        show(message, kind, *place)
 
 
 def _is_explained(error: Exception) -> bool:
@@ -51,5 +65,5 @@ def main() -> None:
     """
 
 
-for _command in (plan,):
+for _command in (plan, run):
     main.add_command(_command)

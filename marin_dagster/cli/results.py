@@ -3,5 +3,6 @@
 from collections.abc import Mapping
 
 from marin_dagster.cli.plan import PlanResult
+from marin_dagster.cli.run import RunResult
 
-RESULTS: Mapping[str, type] = {"plan": PlanResult}
+RESULTS: Mapping[str, type] = {"plan": PlanResult, "run": RunResult}

@@ -98,7 +98,6 @@ class StepAssets:
             assets=self.definitions.assets,
             asset_checks=self.definitions.asset_checks,
             resources=self.definitions.resources,
-            loggers=self.definitions.loggers,
             jobs=[job],
         ).resolve_job_def(JOB)
 

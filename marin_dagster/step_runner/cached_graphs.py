@@ -1,6 +1,7 @@
 """Graphs of which nothing must run: a look at the store, without a job or a run of Dagster's."""
 
 import logging
+from collections.abc import Collection, Mapping
 from contextlib import AbstractContextManager
 
 import dagster as dg
@@ -46,23 +47,45 @@ def serve_cached(
     return True
 
 
-def report_outputs(instance: dg.DagsterInstance, graph: StepGraph) -> None:
-    """Record the graph's finished outputs that an instance does not know."""
-    _report_unknown(instance, graph, _look_up(graph))
+def report_outputs(
+    instance: dg.DagsterInstance,
+    graph: StepGraph,
+    keys: Mapping[str, dg.AssetKey] | None = None,
+    paths: Collection[str] | None = None,
+) -> None:
+    """Record a graph's finished outputs that an instance does not know.
+
+    Args:
+        instance: where to record them.
+        graph: the steps.
+        keys: their asset keys by output path; those of the default translator when None.
+        paths: output paths of the steps to record; all when None.
+    """
+    _report_unknown(instance, graph, _look_up(graph, paths), keys)
 
 
-def _look_up(graph: StepGraph) -> CachePlan:
-    selected = [path for path, step in graph.steps.items() if not is_external(step)]
+def _look_up(graph: StepGraph, paths: Collection[str] | None = None) -> CachePlan:
+    steps = graph.steps
+    selected = [path for path in paths or steps if not is_external(steps[path])]
     wanted = [path for path in graph.terminals if path in set(selected)]
     return plan_from_cache(StepCache(), graph, selected=selected, required=wanted)
 
 
-def _report_unknown(instance: dg.DagsterInstance, graph: StepGraph, seen: CachePlan) -> None:
+def _report_unknown(
+    instance: dg.DagsterInstance,
+    graph: StepGraph,
+    seen: CachePlan,
+    keys_at: Mapping[str, dg.AssetKey] | None = None,
+) -> None:
     """Record the outputs whose versions are not the last that the instance recorded."""
-    marin = MarinGraph.of(graph)
-    keys = {marin.keys[path]: path for path in graph.steps if path in seen.run.hits}
+    key_at = MarinGraph.of(graph).keys if keys_at is None else keys_at
+    keys = {key_at[path]: path for path in graph.steps if path in seen.run.hits}
     inputs = {
-        key: {marin.keys[dep.output_path]: dep for dep in graph.steps[path].deps}
+        key: {
+            key_at[dep.output_path]: dep
+            for dep in graph.steps[path].deps
+            if dep.output_path in key_at
+        }
         for key, path in keys.items()
     }
     others = {dep for of in inputs.values() for dep in of}
@@ -77,7 +100,7 @@ def _report_unknown(instance: dg.DagsterInstance, graph: StepGraph, seen: CacheP
         lambda step: found_metadata(step, seen.found[step.output_path].drift, logger), unknown
     )
     for path, step in unknown.items():
-        key = marin.keys[path]
+        key = key_at[path]
         event = found_output(
             key,
             step,
