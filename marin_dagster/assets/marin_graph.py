@@ -4,7 +4,7 @@ import inspect
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -46,6 +46,8 @@ class MarinGraph:
     """The group of every asset to which the translator gives none."""
     partitions: GraphPartitions | None = None
     """The steps of each partition; ``graph`` is then that of the reference partition."""
+    source: Callable[[], Iterable[StepLike]] | None = None
+    """The function that returned the steps, if one did."""
 
     @classmethod
     def of(
@@ -120,7 +122,29 @@ class MarinGraph:
                 f"steps is the function {getattr(steps, '__name__', steps)!r}, which takes an "
                 "argument. If it is the key of a partition, give partitions_def, too."
             )
-        return cls(StepGraph.from_steps(steps()), translator, io_manager_key, group_name)
+        graph = StepGraph.from_steps(steps())
+        return cls(graph, translator, io_manager_key, group_name, source=steps)
+
+    def refreshed(self) -> "MarinGraph":
+        """The graph of the steps that the function returns now; itself when they are the same.
+
+        Raises:
+            GraphError: the steps have other asset keys than those that Dagster has loaded.
+        """
+        if self.source is None:
+            return self
+        graph = StepGraph.from_steps(self.source())
+        if graph.steps.keys() == self.graph.steps.keys():
+            return self
+        now = replace(self, graph=graph)
+        before, after = set(self.keys.values()), set(now.keys.values())
+        if before != after:
+            changed = summarize(sorted(key.to_user_string() for key in before ^ after))
+            raise GraphError(
+                f"{getattr(self.source, '__name__', 'the function')} returns other assets than "
+                f"when the code location was loaded ({changed}). Reload the code location."
+            )
+        return now
 
     @cached_property
     def steps(self) -> Mapping[str, StepLike]:

@@ -1,8 +1,7 @@
 """``build_marin_schedule``: each tick reads the cache and launches only what must run."""
 
-from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from datetime import datetime
 from typing import Any
 
 import dagster as dg
@@ -10,15 +9,13 @@ import dagster as dg
 from marin_dagster.assets.cache_resource import cache_of
 from marin_dagster.assets.marin_graph import DEFAULT_IO_MANAGER_KEY, MarinGraph, Steps
 from marin_dagster.assets.translator import DagsterMarinTranslator
-from marin_dagster.cache import CacheState
-from marin_dagster.cache.plan import CachePlan, blocked_message, nothing_to_run, plan_from_cache
-from marin_dagster.errors import StepError, StoreError
-from marin_dagster.events.asset_records import unfinished_runs
-from marin_dagster.steps import StepGraph
-from marin_dagster.steps.protocol import address, is_external
-from marin_dagster.steps.text import shorten_middle, summarize
+from marin_dagster.automation.due_steps import due_partitions, due_steps
+from marin_dagster.automation.tick_decisions import decide_tick, skip_text
+from marin_dagster.errors import StepError
 
 DEFAULT_JOB_NAME = "materialize_steps"
+DEFAULT_LOOK_BACK = 7
+"""Partitions of time before the last that a tick looks at."""
 
 
 def build_marin_schedule(
@@ -33,6 +30,7 @@ def build_marin_schedule(
     default_status: dg.DefaultScheduleStatus = dg.DefaultScheduleStatus.STOPPED,
     run_config: dg.RunConfig | Mapping[str, Any] | None = None,
     tags: Mapping[str, str] | None = None,
+    look_back: int = DEFAULT_LOOK_BACK,
 ) -> dg.ScheduleDefinition:
     """A schedule that reads the cache at each tick and runs only the steps that must run.
 
@@ -52,8 +50,20 @@ def build_marin_schedule(
 
     When the store refuses or does not answer, the tick fails and nothing is launched.
 
+    A function that returns the steps is called again at each tick, so that a step which depends on
+    the day is that of the day. If the names of its steps have changed, the tick fails: the code
+    location must be reloaded.
+
+    With partitions, a tick decides about each due partition as about a graph, and requests one run
+    for each that has something to run. Due are, of time windows, the last that has ended and
+    ``look_back`` earlier ones; of static and dynamic partitions, all; of multi-partitions, those
+    that are due in each dimension. A tick requests at most 100 runs; later ticks request the rest.
+    Steps that all partitions share and that no partition needs, such as a leaderboard, get a run
+    without a partition once what they read is finished.
+
     Args:
-        steps: the steps, or a function that returns them, or their graph; called once, here.
+        steps: the steps, or a function that returns them, or their graph; for partitions, a
+            :meth:`MarinGraph.of <MarinGraph.of>`.
         cron_schedule: when to tick, as in ``dg.ScheduleDefinition``.
         name: the schedule's name; ``<job_name>_schedule`` unless given.
         job_name: the job to run, by default that of ``build_definitions``. Only steps that it
@@ -64,37 +74,49 @@ def build_marin_schedule(
         default_status: whether the schedule is on when it is first loaded.
         run_config: config of the runs.
         tags: tags of the runs.
+        look_back: how many partitions before the last are due, of time windows.
 
     Raises:
         GraphError: the graph is wrong; see :meth:`StepGraph.from_steps`.
         CollisionError: two steps have one asset key.
     """
     marin = MarinGraph.of(steps, translator=translator, io_manager_key=io_manager_key)
-    graph, keys, resource_key = marin.graph, marin.keys, marin.io_manager_key
+    resource_key = marin.io_manager_key
     schedule_name = name or f"{job_name}_schedule"
-    buildable = {keys[path]: path for path, step in graph.steps.items() if not is_external(step)}
+    asking = f"schedule {schedule_name!r}"
 
-    def evaluate(context: dg.ScheduleEvaluationContext) -> dg.RunRequest | dg.SkipReason:
-        asking = f"schedule {schedule_name!r}"
+    def evaluate(
+        context: dg.ScheduleEvaluationContext,
+    ) -> Iterator[dg.RunRequest | dg.SkipReason]:
         cache = cache_of(context.resources, resource_key, asking)
-        selected = _selected(context, job_name, buildable, asking)
-        seen = plan_from_cache(cache, graph, selected=selected)
-        _check_store(seen, asking)
-        in_order = {path: key for path, key in keys.items() if path in seen.run.run}
-        tick = _decide(graph, seen, _taken_on(context, in_order))
-        if not tick.starts:
-            return dg.SkipReason("\n".join(tick.reasons) or nothing_to_run(seen))
-        to_run = [address(graph.steps[path]) for path in tick.request]
-        context.log.info(f"{_count(to_run)} must run: {summarize(to_run)}.")
-        for reason in tick.reasons:
-            context.log.warning(reason)
-        return dg.RunRequest(
-            asset_selection=[keys[path] for path in tick.request],
-            # No checks: they would compare what the run has just built.
-            asset_check_keys=[],
-            run_config=run_config,
-            tags=tags,
-        )
+        now = marin.refreshed()
+        instance = None if context.instance_ref is None else context.instance
+        partitions: Sequence[str] = ()
+        if now.partitions is not None:
+            definition = now.partitions.definition
+            partitions = due_partitions(definition, _time_of(context), look_back, instance)
+        due = due_steps(now, partitions, _keys_of_job(context, job_name, now, asking))
+        decisions = decide_tick(now, due, cache, instance, asking)
+        requests = [
+            dg.RunRequest(
+                run_key=decision.run_key,
+                partition_key=decision.partition,
+                asset_selection=list(decision.request),
+                # No checks: they would compare what the run has just built.
+                asset_check_keys=[],
+                run_config=run_config,
+                tags=tags,
+            )
+            for decision in decisions
+            if decision.starts
+        ]
+        if not requests:
+            yield dg.SkipReason(skip_text(decisions))
+            return
+        for decision in decisions:
+            for level, line in decision.lines:
+                context.log.log(level, line)
+        yield from requests
 
     return dg.ScheduleDefinition(
         name=schedule_name,
@@ -108,69 +130,18 @@ def build_marin_schedule(
     )
 
 
-@dataclass(frozen=True)
-class _Tick:
-    request: Sequence[str]
-    """Output paths of the steps that a run could finish now."""
-    starts: bool
-    """Whether such a run would do more than wait."""
-    reasons: Sequence[str]
-    """Why steps that must run are left out or have to wait."""
-
-
-def _decide(graph: StepGraph, seen: CachePlan, taken_on: Mapping[str, dg.DagsterRun]) -> _Tick:
-    stuck = {path: blocked_message(graph, path, deps) for path, deps in seen.run.blocked.items()}
-    for path, error in seen.unknown.items():
-        stuck[path] = f"step {address(graph.steps[path])}: {error}"
-    waiting = seen.below(graph, stuck.keys() | taken_on.keys())
-    able = seen.run.run - taken_on.keys() - waiting
-    request = [path for path in graph.steps if path in able]
-    elsewhere = {
-        path: seen.found[path].owner
-        for path in request
-        if seen.found[path].state is CacheState.RUNNING
-    }
-    starts = any(
-        path not in elsewhere and able.isdisjoint(graph.dependencies(path)) for path in request
-    )
-    names = {path: address(graph.steps[path]) for path in graph.steps}
-    reasons = []
-    if stuck:
-        reasons.append(f"{_count(stuck)} cannot run: {summarize(stuck.values(), ' ')}")
-    by_run: dict[str, list[str]] = defaultdict(list)
-    for path, run in taken_on.items():
-        by_run[f"Run {run.run_id} ({run.status.value})"].append(names[path])
-    if by_run:
-        will_build = (
-            f"{run_name} will build {summarize(steps)}" for run_name, steps in by_run.items()
-        )
-        reasons.append(f"{summarize(will_build, '; ')}.")
-    if elsewhere:
-        builders = [
-            f"{names[path]} by {shorten_middle(str(owner))}" for path, owner in elsewhere.items()
-        ]
-        reasons.append(f"Being built elsewhere: {summarize(builders)}.")
-    if not starts:
-        waiting |= able - elsewhere.keys()
-    if waiting:
-        below = [name for path, name in names.items() if path in waiting]
-        reasons.append(f"{_count(waiting)} below must wait: {summarize(below)}.")
-    return _Tick(request, starts, reasons)
-
-
-def _selected(
-    context: dg.ScheduleEvaluationContext,
-    job_name: str,
-    buildable: Mapping[dg.AssetKey, str],
-    asking: str,
-) -> Collection[str]:
+def _keys_of_job(
+    context: dg.ScheduleEvaluationContext, job_name: str, marin: MarinGraph, asking: str
+) -> Collection[dg.AssetKey]:
+    """The assets that the job selects, of those that steps build."""
+    buildable = {marin.keys[path] for path in marin.op_names}
     try:
         repository = context.repository_def
     except dg.DagsterInvariantViolationError:
         # A context built by a test.
-        return list(buildable.values())
+        return buildable
     of_job = repository.get_job(job_name).asset_layer.selected_asset_keys
-    selected = [path for key, path in buildable.items() if key in of_job]
+    selected = {key for key in buildable if key in of_job}
     if not selected:
         raise StepError(
             f"{asking}: job {job_name!r} selects none of its {len(buildable)} steps. Give the "
@@ -179,24 +150,9 @@ def _selected(
     return selected
 
 
-def _check_store(seen: CachePlan, asking: str) -> None:
-    refused = [error for error in seen.unknown.values() if isinstance(error, StoreError)]
-    if refused:
-        raise StoreError(
-            f"{asking}: {len(refused)} of {len(seen.found)} outputs could not be looked up, so "
-            f"nothing is launched. The next tick tries again. First error: {refused[0]}"
-        ) from refused[0]
-
-
-def _taken_on(
-    context: dg.ScheduleEvaluationContext, to_run: Mapping[str, dg.AssetKey]
-) -> dict[str, dg.DagsterRun]:
-    if context.instance_ref is None:
-        # A context built by a test.
-        return {}
-    runs = unfinished_runs(context.instance, list(to_run.values()))
-    return {path: runs[key] for path, key in to_run.items() if key in runs}
-
-
-def _count(steps: Collection[str]) -> str:
-    return f"{len(steps)} step{'s' * (len(steps) != 1)}"
+def _time_of(context: dg.ScheduleEvaluationContext) -> datetime | None:
+    """The time of the tick; None in a context built by a test without one."""
+    try:
+        return context.scheduled_execution_time
+    except dg.DagsterInvariantViolationError:
+        return None

@@ -38,6 +38,7 @@ def plan_from_cache(
     selected: Collection[str],
     required: Collection[str] = (),
     forced: Collection[str] = (),
+    found: Mapping[str, LookUp] | None = None,
 ) -> CachePlan:
     """Look up the selected steps and their inputs, in parallel, and decide what must run.
 
@@ -47,12 +48,14 @@ def plan_from_cache(
         selected: output paths to consider.
         required: selected paths that are needed whatever reads them.
         forced: selected paths that run even when they are built.
+        found: look-ups of all of these, if they were made before.
     """
     steps: dict[str, StepLike] = {}
     for path in selected:
         steps[path] = graph.steps[path]
         steps.update((dep, graph.steps[dep]) for dep in graph.dependencies(path))
-    found = cache.look_up_many(steps.values())
+    looked_up = cache.look_up_many(steps.values()) if found is None else found
+    found = {path: looked_up[path] for path in steps}
     unknown = {path: look.error for path, look in found.items() if look.error is not None}
     built = {path for path, look in found.items() if look.state is CacheState.HIT}
     # The first step that reads adopted data registers it.

@@ -1,6 +1,6 @@
 """What a Dagster instance has recorded about assets, in queries that any database can take."""
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -106,16 +106,29 @@ def last_version(event: LastEvent | None) -> str | None:
 
 
 def unfinished_runs(
-    instance: dg.DagsterInstance, keys: Collection[dg.AssetKey]
-) -> dict[dg.AssetKey, dg.DagsterRun]:
-    """The newest queued or running run that plans each asset; assets without one are left out."""
-    if not keys:
+    instance: dg.DagsterInstance,
+    assets: Collection[AssetPartition],
+    partitions_of: Callable[[dg.DagsterRun], Iterable[str]] = lambda _: (),
+) -> dict[AssetPartition, dg.DagsterRun]:
+    """The newest queued or running run that plans each asset or partition; those without one are
+    left out.
+
+    Args:
+        instance: the instance.
+        assets: the assets and partitions.
+        partitions_of: the partitions of a run.
+    """
+    if not assets:
         return {}
-    found: dict[dg.AssetKey, dg.DagsterRun] = {}
+    wanted = set(assets)
+    found: dict[AssetPartition, dg.DagsterRun] = {}
     runs = instance.get_runs(dg.RunsFilter(statuses=_UNFINISHED))
-    for run, planned in planned_assets(instance, runs, keys):
+    for run, planned in planned_assets(instance, runs, {asset.key for asset in wanted}):
+        partitions = (None, *partitions_of(run))
         for key in planned:
-            found.setdefault(key, run)
+            for asset in (AssetPartition(key, partition) for partition in partitions):
+                if asset in wanted:
+                    found.setdefault(asset, run)
     return found
 
 
