@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import dagster as dg
 
-from marin_dagster.assets.integrity_check import CHECK_NAME, check_spec
+from marin_dagster.assets.cache_integrity_check import CHECK_NAME, check_spec
 from marin_dagster.assets.marin_graph import DEFAULT_IO_MANAGER_KEY, MarinGraph, Steps
 from marin_dagster.assets.step_op import OUTPUT_NAME, StepOp
 from marin_dagster.assets.translator import DagsterMarinTranslator

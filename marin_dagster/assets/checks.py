@@ -6,7 +6,7 @@ from typing import Any
 
 import dagster as dg
 
-from marin_dagster.assets.integrity_check import CHECK_NAME, check_spec, evaluate
+from marin_dagster.assets.cache_integrity_check import CHECK_NAME, check_spec, evaluate
 from marin_dagster.assets.marin_graph import MarinGraph, Steps
 from marin_dagster.assets.step_op import StepOp
 from marin_dagster.assets.translator import DagsterMarinTranslator

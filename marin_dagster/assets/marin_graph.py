@@ -15,8 +15,8 @@ from marin_dagster.assets.partitions import GraphPartitions
 from marin_dagster.assets.translator import DagsterMarinTranslator, ascii_name, key_part
 from marin_dagster.errors import CollisionError, GraphError
 from marin_dagster.steps import StepGraph, StepLike
+from marin_dagster.steps.duplicate_names import differences
 from marin_dagster.steps.protocol import artifact_version, is_external
-from marin_dagster.steps.siblings import differences
 from marin_dagster.steps.text import summarize
 
 DEFAULT_IO_MANAGER_KEY = "marin_io_manager"

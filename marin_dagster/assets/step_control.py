@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 
-from marin_dagster.assets.build_history import BuildHistory
 from marin_dagster.assets.interrupt import Interrupt
+from marin_dagster.assets.previous_builds import PreviousBuilds
 from marin_dagster.cache import Attempt, DriftLog
 from marin_dagster.runners import INLINE_PLACEMENT, Placement, Runner
 
@@ -35,7 +35,7 @@ class StepOptions:
     """The lowest level of Python's loggers in the step's job, by name."""
     from_script: bool = False
     """Whether the run's process is the user's script."""
-    history: BuildHistory | None = None
+    history: PreviousBuilds | None = None
     """Earlier builds of the run's steps; None when each step reads its own."""
     drifts: DriftLog = field(default_factory=DriftLog)
     """Warns of drifted outputs, once in a run."""

@@ -9,11 +9,11 @@ from typing import Any
 import dagster as dg
 
 from marin_dagster._compat import without_beta_warnings
-from marin_dagster.assets.build_history import BuildHistory
+from marin_dagster.assets.cache_integrity_check import CHECK_NAME, evaluate, unknown
 from marin_dagster.assets.cache_resource import cache_of
 from marin_dagster.assets.function_runs import register, run_function, run_identity
-from marin_dagster.assets.integrity_check import CHECK_NAME, evaluate, unknown
 from marin_dagster.assets.partitions import GraphPartitions, run_partitions
+from marin_dagster.assets.previous_builds import PreviousBuilds
 from marin_dagster.assets.step_control import StepControl, step_control
 from marin_dagster.cache import (
     Attempt,
@@ -205,7 +205,7 @@ class StepOp:
     ) -> dict[str, Any]:
         """Log why the step runs; the same as metadata."""
         asset = self._asset(context)
-        history = control.options.history or BuildHistory(context.instance, [asset])
+        history = control.options.history or PreviousBuilds(context.instance, [asset])
         reasons = history.reasons(attempt, asset, self.graph, context.log)
         if attempt.previous is Status.RUNNING and history.was_finished(attempt, asset):
             # The worker that began to rebuild it died and could not report that.

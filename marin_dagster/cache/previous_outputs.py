@@ -13,8 +13,8 @@ from marin_dagster.cache.record import RECORD_FILE, ArtifactRecord, read_record
 from marin_dagster.cache.status import Status, read_status
 from marin_dagster.cache.store import OutputDir
 from marin_dagster.errors import RecordError, StoreError
+from marin_dagster.steps.artifact_versions import is_version
 from marin_dagster.steps.protocol import StepLike, address, artifact_version
-from marin_dagster.steps.versions import is_version
 
 logger = logging.getLogger(__name__)
 

@@ -1,6 +1,6 @@
 """Each step's ``stdout``, ``stderr`` and ``logging`` lines in its own compute log, while it runs.
 
-``log_capture`` finds the log for what a thread writes; ``log_streams`` stores the log.
+``log_capture`` finds the log for what a thread writes; ``compute_log_streams`` stores the log.
 """
 
 import logging
@@ -13,8 +13,8 @@ from typing import IO, Any
 import dagster as dg
 
 from marin_dagster._compat import CapturedLogContext
+from marin_dagster.executor.compute_log_streams import log_streams
 from marin_dagster.executor.log_capture import capturing, current_step, writing_to
-from marin_dagster.executor.log_streams import log_streams
 
 
 class _StepLog:

@@ -17,7 +17,7 @@ from marin_dagster._compat import (
     RetryMode,
     StepDependencyConfig,
 )
-from marin_dagster.assets.build_history import BuildHistory
+from marin_dagster.assets.previous_builds import PreviousBuilds
 from marin_dagster.assets.step_control import StepOptions
 from marin_dagster.cache import DriftLog
 from marin_dagster.executor.compute_logs import job_log_levels
@@ -29,7 +29,7 @@ from marin_dagster.executor.planned_events import withdraw_planned_events, withd
 from marin_dagster.executor.pools import RunSlots
 from marin_dagster.executor.run_steps import PlannedStep, steps_of_run
 from marin_dagster.executor.run_summary import RunSummary
-from marin_dagster.executor.step_events import (
+from marin_dagster.executor.skipped_step_events import (
     report,
     report_dry_run,
     report_outcomes,
@@ -131,7 +131,7 @@ class MarinExecutor(dg.Executor):
                 )
                 if not dry_run:
                     decisions.check_places()
-            history = BuildHistory(job_context.instance, decisions.may_build(execution_plan))
+            history = PreviousBuilds(job_context.instance, decisions.may_build(execution_plan))
             outcomes = find_outcomes(execution_plan.step_keys_to_execute, decisions, history)
             doing = f"Executing {count} steps in threads, at most {limit} at once"
             if dry_run:
@@ -152,7 +152,7 @@ class MarinExecutor(dg.Executor):
         execution_plan: ExecutionPlan,
         decisions: Decisions,
         routing: Routing,
-        history: BuildHistory,
+        history: PreviousBuilds,
         events: EventWriter,
     ) -> Iterator[dg.DagsterEvent]:
         if self.failures is not None:
@@ -255,7 +255,7 @@ class MarinExecutor(dg.Executor):
         self,
         decisions: Decisions,
         runners: Mapping[str, Runner],
-        history: BuildHistory,
+        history: PreviousBuilds,
         log_levels: Mapping[str, int],
         key: str,
         *,

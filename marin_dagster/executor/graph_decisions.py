@@ -4,8 +4,8 @@ from collections.abc import Callable, Collection, Mapping
 
 import dagster as dg
 
-from marin_dagster.assets.build_history import BuildHistory
 from marin_dagster.assets.marin_graph import MarinGraph
+from marin_dagster.assets.previous_builds import PreviousBuilds
 from marin_dagster.assets.step_op import StepOp
 from marin_dagster.cache import StepCache
 from marin_dagster.events.asset_records import AssetPartition
@@ -69,5 +69,5 @@ def decide_planned(
         required=required,
         forced=frozenset(forced),
     )
-    history = BuildHistory(instance, [found.asset for found in planned.values()])
+    history = PreviousBuilds(instance, [found.asset for found in planned.values()])
     return decisions, find_outcomes(planned, decisions, history)

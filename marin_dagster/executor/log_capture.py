@@ -21,7 +21,7 @@ from typing import Any, Protocol
 
 import dagster as dg
 
-from marin_dagster.runners.job_log_levels import LOG_FORMAT
+from marin_dagster.runners.logging_setup import LOG_FORMAT
 
 
 class LogTarget(Protocol):

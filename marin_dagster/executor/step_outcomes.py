@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from marin_dagster.assets.build_history import BuildHistory
+from marin_dagster.assets.previous_builds import PreviousBuilds
 from marin_dagster.cache.cache import CacheState
 from marin_dagster.cache.expected_reasons import ExpectedReasons
 from marin_dagster.executor.decisions import Decisions
@@ -46,7 +46,7 @@ class StepOutcome:
 
 
 def find_outcomes(
-    step_keys: Iterable[str], decisions: Decisions, history: BuildHistory
+    step_keys: Iterable[str], decisions: Decisions, history: PreviousBuilds
 ) -> dict[str, StepOutcome]:
     """The outcome of each step of a run, by step key: ours in topological order, then others.
 
@@ -89,7 +89,7 @@ def outcomes_table(outcomes: Iterable[StepOutcome]) -> str:
     return "\n".join(lines)
 
 
-def _expected(decisions: Decisions, history: BuildHistory) -> dict[str, ExpectedReasons]:
+def _expected(decisions: Decisions, history: PreviousBuilds) -> dict[str, ExpectedReasons]:
     running = {
         key
         for key, look in decisions.looks.items()

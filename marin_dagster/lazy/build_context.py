@@ -6,7 +6,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 
 from marin_dagster.errors import VersionError
-from marin_dagster.steps.versions import check_version
+from marin_dagster.steps.artifact_versions import check_version
 
 
 @dataclass(frozen=True)

@@ -28,12 +28,12 @@ from marin_dagster.errors import (
 from marin_dagster.lazy.artifact import Artifact, check_result, result_type_name
 from marin_dagster.lazy.step_context import StepContext
 from marin_dagster.steps import StepLike, StepSpec
+from marin_dagster.steps.artifact_versions import check_name, check_version, is_mutable_version
 from marin_dagster.steps.fingerprint import canonical_json, fingerprint_hash
 from marin_dagster.steps.paths import is_relative, join, output_prefix
 from marin_dagster.steps.protocol import Handle
 from marin_dagster.steps.remote import is_remote
 from marin_dagster.steps.toposort import deps_first
-from marin_dagster.steps.versions import check_name, check_version, is_mutable_version
 
 A = TypeVar("A", bound=Artifact)
 

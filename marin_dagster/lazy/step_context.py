@@ -7,7 +7,7 @@ from typing import Any, Protocol, TypeVar
 
 from marin_dagster.errors import StepError, UndeclaredDependencyError
 from marin_dagster.lazy.artifact import Artifact
-from marin_dagster.lazy.region import find_region
+from marin_dagster.lazy.cloud_region import find_region
 
 A = TypeVar("A", bound=Artifact)
 A_co = TypeVar("A_co", bound=Artifact, covariant=True)

@@ -27,7 +27,7 @@ from marin_dagster.cache.record import (
 )
 from marin_dagster.cache.status import Status, read_status, write_status
 from marin_dagster.errors import RunnerError, StepWithoutFunctionError
-from marin_dagster.runners.job_log_levels import logging_at
+from marin_dagster.runners.logging_setup import logging_at
 from marin_dagster.runners.pickle_by_value import pickle_by_value
 from marin_dagster.steps.protocol import address
 from marin_dagster.steps.remote import step_function

@@ -28,7 +28,7 @@ from marin_dagster.runners.base import Job, JobState, JobStatus, Request, descri
 from marin_dagster.runners.payload import StepCall, pack
 from marin_dagster.runners.polling import Poller
 from marin_dagster.runners.settings import SlurmSettings
-from marin_dagster.runners.slurm_files import Tail, exit_code
+from marin_dagster.runners.slurm_job_folder import Tail, exit_code
 from marin_dagster.runners.slurm_submission import submit_batch_job
 from marin_dagster.runners.slurm_tools import (
     JOB_STATES,

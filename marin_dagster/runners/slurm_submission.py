@@ -14,7 +14,7 @@ from submitit.core.utils import FailedJobError, FailedSubmissionError
 from marin_dagster.errors import EngineError
 from marin_dagster.runners.base import Request
 from marin_dagster.runners.settings import SlurmSettings
-from marin_dagster.runners.slurm_files import run_step
+from marin_dagster.runners.slurm_job_folder import run_step
 from marin_dagster.runners.slurm_tools import foreign_variables
 from marin_dagster.steps.resources import ResourceConfig, parse_size
 

@@ -31,7 +31,7 @@ from marin_dagster.lazy import ArtifactStep, load
 from marin_dagster.runners import FraySettings, Runner
 from marin_dagster.step_runner.cached_graphs import report_outputs, serve_cached
 from marin_dagster.step_runner.dry_runs import log_dry_run
-from marin_dagster.step_runner.external_steps import external_faults, log_external_faults
+from marin_dagster.step_runner.external_outputs import external_faults, log_external_faults
 from marin_dagster.step_runner.iterable_runs import run_drawn
 from marin_dagster.step_runner.recording import (
     keeps_records,

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
-from marin_dagster.steps.versions import is_mutable_version, is_version
+from marin_dagster.steps.artifact_versions import is_mutable_version, is_version
 
 
 class StepLike(Protocol):

@@ -25,7 +25,7 @@ from rigging.provenance import Provenance
 import marin_dagster.lazy as our_lazy
 from helpers.runs import run_job
 from marin_dagster import StepRunner, build_definitions
-from marin_dagster.lazy.region import region_of_prefix
+from marin_dagster.lazy.cloud_region import region_of_prefix
 from marin_dagster.steps.fingerprint import canonical_json, fingerprint_hash
 from marin_dagster.steps.protocol import adopted_source, is_pinned
 

@@ -15,7 +15,7 @@ from marin_dagster._compat import (
     StepFailureData,
     StepSuccessData,
 )
-from marin_dagster.assets.integrity_check import evaluate, unknown
+from marin_dagster.assets.cache_integrity_check import evaluate, unknown
 from marin_dagster.cache import Drift, DriftLog
 from marin_dagster.cache.parallel import map_parallel
 from marin_dagster.errors import MarinDagsterError

@@ -9,7 +9,7 @@ import pytest
 
 from helpers.cache import RECORD, STATUS, begin, build, get, make, put
 from marin_dagster.cache import Status
-from marin_dagster.cache.integrity import check_integrity
+from marin_dagster.cache.record_check import check_integrity
 from marin_dagster.steps import StepSpec
 
 

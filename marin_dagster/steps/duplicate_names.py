@@ -1,4 +1,4 @@
-"""How steps of a graph that share a name differ, such as the points of a sweep."""
+"""Steps of one name in a graph: how they differ, such as the points of a sweep."""
 
 import json
 from collections import defaultdict

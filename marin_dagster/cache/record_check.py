@@ -1,4 +1,4 @@
-"""Whether the files beside a finished output agree with the step that declares it."""
+"""Compares a finished output's record, and the status beside it, with the step that declares it."""
 
 from collections import Counter
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""``BuildHistory``: earlier builds of a run's steps, from Dagster's instance and the store."""
+"""``PreviousBuilds``: when and from what a run's assets were built before; for the reasons."""
 
 import logging
 import threading
@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(eq=False)
-class BuildHistory:
+class PreviousBuilds:
     """Earlier builds of the steps of one run. All are read at once, when the first step needs one.
 
     Thread-safe.

@@ -1,4 +1,4 @@
-"""Requested steps that no run builds: data that is adopted, pinned, or external."""
+"""Checks or adopts the outputs of requested steps that no run builds: external, pinned, adopted."""
 
 import logging
 from collections.abc import Iterator

@@ -9,8 +9,8 @@ import pytest
 
 from marin_dagster import ArtifactStep, StepContext, StepRunner
 from marin_dagster.errors import StepsFailedError
-from marin_dagster.lazy import Artifact, region
-from marin_dagster.lazy.region import find_region
+from marin_dagster.lazy import Artifact, cloud_region
+from marin_dagster.lazy.cloud_region import find_region
 
 ZONE = "projects/123/zones/europe-west4-b"
 NOBODY = "127.0.0.1:9"
@@ -19,7 +19,7 @@ NOBODY = "127.0.0.1:9"
 
 @pytest.fixture(autouse=True)
 def _nothing_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(region, "_found", {})
+    monkeypatch.setattr(cloud_region, "_found", {})
     monkeypatch.setenv("GCE_METADATA_HOST", NOBODY)
 
 

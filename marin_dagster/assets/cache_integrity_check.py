@@ -7,7 +7,7 @@ import dagster as dg
 
 from marin_dagster._compat import AssetCheckEvaluationTargetMaterializationData
 from marin_dagster.cache import CacheState, Status, StepCache
-from marin_dagster.cache.integrity import check_integrity
+from marin_dagster.cache.record_check import check_integrity
 from marin_dagster.errors import MarinDagsterError
 from marin_dagster.events.asset_records import AssetPartition, LastEvent
 from marin_dagster.events.metadata import FAILED_AGAIN, last_output_path, removed, sendable
