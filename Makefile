@@ -16,7 +16,7 @@ run := $(UV) run --frozen
 # Most tests wait for something, so more workers than cores pay; a file's tests share its servers.
 WORKERS ?= 4
 parallel = -n $(WORKERS) --dist loadfile $(PYTEST_ARGS)
-# In memory where there is room: SQLite waits for the disk at each of Dagster's events.
+# In memory where there is enough: SQLite waits for the disk at each of Dagster's events.
 memory := $(shell test -w /dev/shm && df --output=avail /dev/shm | awk 'NR == 2 && $$1 > 4000000 {print "/dev/shm"}')
 quick unit servers lowest interop python313 coverage: export TMPDIR := $(or $(memory),$(TMPDIR),/tmp)
 SERVERS := tests/e2e/server tests/e2e/deployment tests/e2e/browser

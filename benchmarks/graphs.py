@@ -1,4 +1,4 @@
-"""The graphs that benchmarks run, of trivial steps except where the name says otherwise."""
+"""The graphs that benchmarks run, of trivial steps except where the name differs."""
 
 import os
 import time

@@ -93,7 +93,7 @@ def s3_prefix(
 
 @pytest.fixture
 def broken_store(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """``MARIN_PREFIX`` on a filesystem that raises; the list says what it was asked for."""
+    """``MARIN_PREFIX`` on a filesystem that raises; the list has the calls it received."""
     import fsspec
 
     from helpers.broken_store import BrokenFileSystem

@@ -59,7 +59,7 @@ def test_an_iterable_without_an_end_is_consumed() -> None:
 
     assert sorted(ran) == drawn
     assert len(results) == len(drawn)
-    # The first portion runs with at most as many drawn again, and one that waits for room.
+    # The first portion runs with at most as many drawn again, and one that waits for a free place.
     assert max(ahead[:4]) <= 8 + 8 + 1
 
 

@@ -1,4 +1,4 @@
-"""What records say of the runs that built them, and that they hold nothing of the instance's."""
+"""Records name the runs that built them, and hold nothing of the instance's."""
 
 import json
 import sys

@@ -1,6 +1,6 @@
 """Compares a store with a Dagster instance: which changes has the instance not recorded yet?
 
-One query of the instance cannot tell whether an owner or a removal was reported already:
+One query of the instance cannot show whether an owner or a removal was reported already:
 :class:`SensorCursor` remembers that.
 """
 
@@ -183,7 +183,7 @@ def _finished(
     known = last_version(entry) == version
     if is_mutable(step):
         if built_at is None:
-            # A store without times cannot tell one build from the next.
+            # A store without times does not distinguish one build from the next.
             return StoreChange(watched, None, None)
         version = f"{version}-{_milliseconds(built_at.timestamp()):x}"
         latest = last_materialization(entry)

@@ -129,7 +129,7 @@ class IrisController:
         return page.entries, max(cursor, page.cursor)
 
     def terminate(self, job_id: str) -> None:
-        """Stop a job; one that the controller does not know is no error."""
+        """Stop a job; no error if the controller does not know it."""
         try:
             request = self._messages.TerminateJobRequest(job_id=job_id)
             self._stub.terminate_job(request, timeout_ms=_ANSWER_MS)

@@ -58,7 +58,7 @@ def run_checks(
     return Run(result.success, list(result.all_events), recorded.run_id)
 
 
-def said(evaluation: dg.AssetCheckEvaluation, name: str) -> Any:
+def metadata_value(evaluation: dg.AssetCheckEvaluation, name: str) -> Any:
     return evaluation.metadata[name].value
 
 
@@ -197,10 +197,10 @@ def test_each_fault_is_told(instance: dg.DagsterInstance, recorder: Recorder) ->
         "torn": False,
         "foreign": False,
     }
-    assert ".artifact.json is missing" in said(found["lost"], "marin/faults")
-    assert f"{records['torn']} cannot be read" in said(found["torn"], "marin/faults")
-    assert "belongs to the step 'other'" in said(found["foreign"], "marin/faults")
-    assert said(found["torn"], "marin/output_path") == str(records["torn"].parent)
+    assert ".artifact.json is missing" in metadata_value(found["lost"], "marin/faults")
+    assert f"{records['torn']} cannot be read" in metadata_value(found["torn"], "marin/faults")
+    assert "belongs to the step 'other'" in metadata_value(found["foreign"], "marin/faults")
+    assert metadata_value(found["torn"], "marin/output_path") == str(records["torn"].parent)
     assert found["torn"].severity is dg.AssetCheckSeverity.ERROR
 
 
@@ -227,7 +227,7 @@ def test_drift_is_a_warning_that_tells_the_fields(instance: dg.DagsterInstance) 
     found = evaluations(run_job(build_definitions([tokens(2)]), instance, job=EVERYTHING))
     assert not found["tokens"].passed
     assert found["tokens"].severity is dg.AssetCheckSeverity.WARN
-    assert "size" in said(found["tokens"], "marin/drift")
+    assert "size" in metadata_value(found["tokens"], "marin/drift")
     assert "marin/faults" not in found["tokens"].metadata
 
     found = evaluations(run_checks(build_definitions([tokens(1)]), instance, "tokens"))

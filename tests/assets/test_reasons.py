@@ -22,12 +22,12 @@ def build(instance: dg.DagsterInstance, *steps: Any, **options: Any) -> Run:
 
 def reasons(run: Run, key: str) -> list[str]:
     """Why an asset was materialized, sentence by sentence."""
-    said: str = metadata_of(run.materialized()[key])["marin/reason"]
-    return re.findall(r"\S.*?\.(?= [A-Z]|$)", said)
+    reason: str = metadata_of(run.materialized()[key])["marin/reason"]
+    return re.findall(r"\S.*?\.(?= [A-Z]|$)", reason)
 
 
-def said(instance: dg.DagsterInstance, run_id: str, step_key: str) -> list[str]:
-    """What the run's log says of why a step runs, line by line."""
+def logged(instance: dg.DagsterInstance, run_id: str, step_key: str) -> list[str]:
+    """Why a step runs, line by line, as the run's log has it."""
     entries = instance.all_logs(run_id)
     found = [entry.user_message for entry in entries if entry.step_key == step_key]
     return [line for text in found if " runs: " in text for line in text.splitlines()]
@@ -41,7 +41,7 @@ def test_a_first_build(recorder: Recorder, instance: dg.DagsterInstance) -> None
     why = "First build: no earlier output of train is known."
     assert reasons(run, "train") == [why]
     assert "marin/compared_with" not in metadata_of(run.materialized()["train"])
-    assert said(instance, run.run_id, "train") == [f"{step.name_with_hash} runs: {why}"]
+    assert logged(instance, run.run_id, "train") == [f"{step.name_with_hash} runs: {why}"]
 
 
 def test_changed_attributes_and_what_reads_the_step(
@@ -63,7 +63,7 @@ def test_changed_attributes_and_what_reads_the_step(
         metadata = metadata_of(run.materialized()[step.name])
         assert metadata["marin/compared_with"] == step.output_path
     name = new[0].name_with_hash
-    assert said(instance, run.run_id, "train") == [f"{name} runs: Attribute model.lr: 1 -> 2."]
+    assert logged(instance, run.run_id, "train") == [f"{name} runs: Attribute model.lr: 1 -> 2."]
 
 
 def test_several_reasons_are_a_sentence_each_in_one_line(
@@ -74,7 +74,7 @@ def test_several_reasons_are_a_sentence_each_in_one_line(
 
     reason = "Attribute lr: 1 -> 2. Attribute note: 'a\\nb' -> 'c'."
     assert metadata_of(run.materialized()["train"])["marin/reason"] == reason
-    (line,) = said(instance, run.run_id, "train")
+    (line,) = logged(instance, run.run_id, "train")
     assert line.endswith(f" runs: {reason}")
 
 
@@ -104,8 +104,8 @@ def test_a_step_that_failed_says_so_once_it_runs_again(
     build(instance, recorder.step("train", hash_attrs={"lr": 1}))
     failed = build(instance, recorder.step("train", hash_attrs={"lr": 2}, fails=True))
     assert not failed.success
-    # No materialization says why it ran; its log does.
-    (line,) = said(instance, failed.run_id, "train")
+    # No materialization has the reason; the log does.
+    (line,) = logged(instance, failed.run_id, "train")
     assert line.endswith(" runs: Attribute lr: 1 -> 2.")
 
     run = build(instance, recorder.step("train", hash_attrs={"lr": 2}))
@@ -212,7 +212,7 @@ def test_a_step_runner(recorder: Recorder, instance: dg.DagsterInstance) -> None
         StepRunner(instance=instance).run([recorder.step("train", hash_attrs={"lr": lr})])
 
     (run, _) = instance.get_runs()
-    (line,) = said(instance, run.run_id, "train")
+    (line,) = logged(instance, run.run_id, "train")
     assert line.endswith(" runs: Attribute lr: 1 -> 2.")
 
 

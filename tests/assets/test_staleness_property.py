@@ -1,4 +1,4 @@
-"""Over random graphs and histories, Dagster's staleness and the cache say the same.
+"""Over random graphs and histories, Dagster's staleness agrees with the cache.
 
 What Dagster calls fresh is always served; what a run has served or built is fresh; what Dagster
 calls stale or missing would run, unless an older hash is valid again, which the next run records.

@@ -104,7 +104,7 @@ def test_a_dependent_of_an_upstream_that_was_picked_up_is_fresh_and_stays_so(
     # The instance builds the dependent before it has ever heard of the upstream.
     assert run_job(watch.definitions, instance, select=["end"]).success
 
-    assert watch.told() == {"raw": "hit"}
+    assert watch.reported() == {"raw": "hit"}
 
     assert recorder.calls == ["raw", "end"]
     assert (watch.stale("raw"), watch.stale("end")) == (StaleStatus.FRESH, StaleStatus.FRESH)
@@ -124,11 +124,11 @@ def test_a_new_version_built_outside_makes_what_is_not_built_stale(
     assert watch.stale("raw") == StaleStatus.STALE
 
     build_outside(raw)
-    assert watch.told() == {"raw": "hit"}
+    assert watch.reported() == {"raw": "hit"}
     assert (watch.stale("raw"), watch.stale("end")) == (StaleStatus.FRESH, StaleStatus.STALE)
 
     build_outside(end)
-    assert watch.told() == {"end": "hit"}
+    assert watch.reported() == {"end": "hit"}
     assert watch.stale("end") == StaleStatus.FRESH
 
 
@@ -167,7 +167,7 @@ def test_ordinary_assets_beside_the_steps_count_as_inputs(
     dg.materialize([settings], instance=instance)
     watch = Watch(instance, [step], others=(settings, never_made), translator=Translator())
 
-    assert watch.told() == {"raw": "hit"}
+    assert watch.reported() == {"raw": "hit"}
     assert watch.stale("raw") == StaleStatus.FRESH
 
 
@@ -186,7 +186,7 @@ def test_external_data_is_reported_and_its_dependents_stay_fresh(
     run_job(watch.definitions, instance)
     dg.materialize([report], instance=instance, selection=["report"])
 
-    assert watch.told() == {"raw/dump": "hit"}
+    assert watch.reported() == {"raw/dump": "hit"}
     assert watch.tick() == {}
 
     for name in ("raw/dump", "clean", "report"):
@@ -212,7 +212,7 @@ def test_another_version_of_external_data_makes_its_dependents_stale(
     watch = Watch(instance, [new], others=(report,))
     assert watch.stale("report") == StaleStatus.FRESH
 
-    assert watch.told() == {"raw/dump": "hit"}
+    assert watch.reported() == {"raw/dump": "hit"}
 
     assert watch.stale("report") == StaleStatus.STALE
     assert watch.tick() == {}
@@ -227,7 +227,7 @@ def test_a_dependent_built_outside_from_external_data_is_fresh(
     build_outside(clean)
     watch = Watch(instance, [clean])
 
-    assert watch.told() == {"raw/dump": "hit", "clean": "hit"}
+    assert watch.reported() == {"raw/dump": "hit", "clean": "hit"}
 
     assert watch.stale("clean") == StaleStatus.FRESH
 

@@ -70,7 +70,7 @@ def test_work_elsewhere_is_observed_once_and_then_its_result_materialized(
     assert metadata_of(events["raw"])["marin/owner"] == owner
     assert owner in (events["raw"].description or "")
     assert again == {}
-    assert watch.told() == {"raw": "hit"}
+    assert watch.reported() == {"raw": "hit"}
     assert watch.remembered == 0
     assert watch.tick() == {}
 
@@ -96,11 +96,11 @@ def test_another_owner_is_another_observation(
 def test_what_a_run_of_this_instance_builds_is_left_to_it(
     recorder: Recorder, instance: dg.DagsterInstance
 ) -> None:
-    building, told = threading.Event(), threading.Event()
+    building, reported = threading.Event(), threading.Event()
 
     def build(output_path: str) -> None:
         building.set()
-        assert told.wait(GUARD_S)
+        assert reported.wait(GUARD_S)
 
     slow = StepSpec("slow", fn=build)
     other = recorder.step("other")
@@ -112,12 +112,12 @@ def test_what_a_run_of_this_instance_builds_is_left_to_it(
     run.start()
     try:
         assert building.wait(GUARD_S)
-        while_running = watch.told()
+        while_running = watch.reported()
         # Committed, and its event not written yet.
         Path(slow.output_path, ".executor_status").write_text("SUCCESS")
-        when_committed = watch.told()
+        when_committed = watch.reported()
     finally:
-        told.set()
+        reported.set()
         run.join(GUARD_S)
 
     assert while_running == {"other": "hit"}
@@ -183,7 +183,7 @@ def test_an_output_that_a_run_of_this_instance_built_again_is_no_news(
     watch = Watch(instance, [raw := recorder.step("raw")])
     run_job(watch.definitions, instance)
     shutil.rmtree(raw.output_path)
-    assert watch.told() == {"raw": "removed"}
+    assert watch.reported() == {"raw": "removed"}
 
     run_job(watch.definitions, instance)
 
@@ -202,15 +202,15 @@ def test_an_output_that_is_built_again_elsewhere_is_told_from_begin_to_end(
     assert isinstance(attempt, Attempt)
     assert watch.tick() == {}
     attempt.withdraw()
-    story.append(watch.told())
+    story.append(watch.reported())
     attempt.fail()
-    story.append(watch.told())
+    story.append(watch.reported())
     attempt = _begin(raw)
-    story.append(watch.told())
+    story.append(watch.reported())
     attempt.commit()
-    story.append(watch.told())
+    story.append(watch.reported())
 
-    assert [told["raw"] for told in story] == ["running", "failed", "running", "hit"]
+    assert [tick["raw"] for tick in story] == ["running", "failed", "running", "hit"]
     assert watch.tick() == {}
 
 
@@ -247,7 +247,7 @@ def test_a_drifted_output_has_the_version_that_is_recorded(instance: dg.DagsterI
     assert Watch(instance, [old]).stale("raw") == StaleStatus.FRESH
 
     shutil.rmtree(lower(new).output_path)
-    assert watch.told() == {"raw": "removed"}
+    assert watch.reported() == {"raw": "removed"}
 
 
 def test_each_build_of_a_dev_version_is_told_once_unless_a_run_has_recorded_it(
@@ -303,18 +303,18 @@ def test_steps_that_the_store_does_not_tell_of_stay_as_they_were_and_are_named(
     watch = Watch(instance, steps)
     run_job(watch.definitions, instance, select=["away", "gone"])
     shutil.rmtree(gone.output_path.removeprefix("cut://"))
-    assert watch.told() == {"gone": "removed"}
-    told = watch.cursor
+    assert watch.reported() == {"gone": "removed"}
+    cursor = watch.cursor
     build_outside(new)
 
     cut.cut = away.name
     capfd.readouterr()
-    assert watch.told() == {"new": "hit"}
+    assert watch.reported() == {"new": "hit"}
     assert f"left as they were: {away.name_with_hash}. Of the first: " in capfd.readouterr().err
     cut.cut = gone.name
     assert watch.tick() == {}
 
-    assert watch.cursor == told
+    assert watch.cursor == cursor
     cut.cut = None
     assert watch.tick() == {}
 
@@ -339,7 +339,7 @@ def test_a_removal_that_is_put_off_is_told_on_the_next_tick(
     for step in steps:
         shutil.rmtree(step.output_path)
 
-    assert [watch.told() for _ in range(3)] == [{"one": "removed"}, {"two": "removed"}, {}]
+    assert [watch.reported() for _ in range(3)] == [{"one": "removed"}, {"two": "removed"}, {}]
 
 
 def test_a_cursor_of_another_making_is_as_good_as_none(

@@ -49,7 +49,7 @@ def test_a_dev_build_is_known_whatever_the_clock_of_the_store_says(
         assert watch.stale("end") == StaleStatus.FRESH
 
     build_outside(raw)
-    assert watch.told() == {"raw": "hit"}
+    assert watch.reported() == {"raw": "hit"}
     assert watch.tick() == {}
 
 
@@ -105,7 +105,7 @@ def test_an_owner_whose_name_is_no_utf8_is_told(
     folder.joinpath(".executor_status.lock").write_text(json.dumps(lease))
     watch = Watch(instance, [step])
 
-    (told,) = watch.tick().values()
+    (event,) = watch.tick().values()
 
-    assert metadata_of(told)["marin/owner"] == "?x"
+    assert metadata_of(event)["marin/owner"] == "?x"
     assert watch.tick() == {}

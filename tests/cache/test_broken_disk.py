@@ -87,7 +87,7 @@ attempt.result = {"n": 1}
 fill()
 refused(attempt.commit)
 
-# Not even FAILED has room: RUNNING, but nobody holds it, so the next worker takes over at once.
+# No space even for FAILED: RUNNING, but nobody holds it, so the next worker takes over at once.
 assert (folder / ".executor_status").read_text() in ("RUNNING", "FAILED")
 assert names() == [".executor_info", ".executor_status"], names()
 assert StepCache().look_up(step).state in (CacheState.MISS, CacheState.FAILED)
@@ -107,7 +107,7 @@ FULL_AT_THE_START = (
 fill()
 refused(lambda: StepCache().begin(step))
 left = {path.name: path.read_bytes() for path in folder.glob(".*")} if folder.exists() else {}
-# A lock file without content is no lock.
+# A lock file without content does not count as a lock.
 assert left in ({}, {".executor_status.lock": b""}), left
 (store / "filler").unlink()
 StepCache().begin(step, wait=None).commit()

@@ -21,7 +21,7 @@ def keeper_threads() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name == "marin-lease-keeper"]
 
 
-def said(caplog: pytest.LogCaptureFixture) -> list[str]:
+def levels_logged(caplog: pytest.LogCaptureFixture) -> list[str]:
     """The levels of what this package logged; other libraries' threads may log, too."""
     ours = [record for record in caplog.records if record.name.startswith("marin_dagster")]
     return [record.levelname for record in ours]
@@ -105,7 +105,7 @@ def test_a_heartbeat_every_10_ms_disturbs_nothing(caplog: pytest.LogCaptureFixtu
         attempt.commit()
     assert get(step, STATUS) == "SUCCESS"
     assert get(step, LOCK) is None
-    assert not said(caplog)
+    assert not levels_logged(caplog)
 
 
 def test_very_short_attempts_with_a_furious_heartbeat_end_well(
@@ -116,7 +116,7 @@ def test_very_short_attempts_with_a_furious_heartbeat_end_well(
         step = build(make(f"s{index}"), cache=cache)
         assert get(step, STATUS) == "SUCCESS"
         assert get(step, LOCK) is None
-    assert not said(caplog)
+    assert not levels_logged(caplog)
 
 
 def test_a_renewal_that_comes_just_after_the_release_is_no_lost_lease(
@@ -129,7 +129,7 @@ def test_a_renewal_that_comes_just_after_the_release_is_no_lost_lease(
     # The keeper had chosen this lease before it was released, and only now gets to it.
     held.renew(0.0)
     assert held.lost is None
-    assert not said(caplog)
+    assert not levels_logged(caplog)
     assert not Path(lock.path).exists()
 
 
@@ -140,7 +140,7 @@ def test_a_renewal_that_the_store_refuses_is_tried_again(caplog: pytest.LogCaptu
     held.check()
     held.release()
     assert held.lost is None
-    assert said(caplog) == ["WARNING", "WARNING"]
+    assert levels_logged(caplog) == ["WARNING", "WARNING"]
     assert "the network is down" in caplog.text
 
 
@@ -154,7 +154,7 @@ def test_a_lost_lease_is_said_once_and_renewed_no_more(caplog: pytest.LogCapture
     for each in held:
         each.release()
     assert lost.renewals == 1
-    assert said(caplog) == ["ERROR"]
+    assert levels_logged(caplog) == ["ERROR"]
 
 
 def test_a_lease_that_the_heartbeat_saw_lost_stays_lost_though_the_lock_is_free_again() -> None:

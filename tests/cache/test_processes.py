@@ -45,7 +45,7 @@ class Racer:
             [sys.executable, "-c", RACER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
 
-    def say(self, text: str) -> None:
+    def send(self, text: str) -> None:
         assert self.process.stdin
         self.process.stdin.write(f"{text}\n")
         self.process.stdin.flush()
@@ -68,17 +68,17 @@ def racers(count: int) -> Iterator[list[Racer]]:
 
 
 def race(competitors: list[Racer], folder: str, *, stale: bool = False) -> list[str]:
-    """One race for one lock; what each competitor says, and the lock is given back."""
+    """One race for one lock; what each competitor reports, and the lock is given back."""
     if stale:
         OutputDir.at(folder).write(LOCK, lease(age_s=91).encode())
     for racer in competitors:
-        racer.say(folder)
+        racer.send(folder)
     assert {racer.hear() for racer in competitors} == {"at the start"}
     for racer in competitors:
-        racer.say("go")
+        racer.send("go")
     results = [racer.hear() for racer in competitors]
     for racer in competitors:
-        racer.say("give back")
+        racer.send("give back")
     assert {racer.hear() for racer in competitors} == {"released"}
     return results
 

@@ -101,7 +101,7 @@ def test_numbers_that_json_does_not_have_leave_a_record_that_everyone_can_read()
     step = build(make("step"), result=result)
 
     def refuse(constant: str) -> None:
-        raise AssertionError(f"{constant} is no JSON")
+        raise AssertionError(f"{constant} is not JSON")
 
     document = json.loads(get(step, RECORD) or "", parse_constant=refuse)
     assert document["result"].keys() == result.keys()
@@ -111,7 +111,7 @@ def test_numbers_that_json_does_not_have_leave_a_record_that_everyone_can_read()
 
 
 class Plain:
-    """An object that is no JSON."""
+    """An object that is not JSON."""
 
 
 REFUSED: dict[str, tuple[Any, str]] = {
@@ -128,7 +128,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "an object in a list": ({"runs": [1, [Plain()]]}, "result.runs[1][0]"),
     "a function": ({"score": len}, "result.score"),
     "bytes that are no text": ({"magic": b"\xff"}, "result.magic"),
-    "text that is no Unicode": ({"file": "caf\udce9"}, "result.file"),
+    "text that is not Unicode": ({"file": "caf\udce9"}, "result.file"),
     "an object behind a path and a time": (
         {"path": Path("x"), "at": AT, "n": np.int64(1), "bad": Plain()},
         "result.bad",

@@ -17,7 +17,7 @@ SUCCESSES = {
     "white space": b" \t\r\n SUCCESS \r\n\n",
     "one JSON line": b'{"date": "2024", "status": "SUCCESS", "message": null}\n',
     "the last JSON line counts": b'{"status":"RUNNING"}\n\n{"status":"SUCCESS"}\n\n',
-    "a line that is no JSON is passed over": b'{"status":"SUCCESS"}\nTraceback\n',
+    "a line that is not JSON is passed over": b'{"status":"SUCCESS"}\nTraceback\n',
     "a truncated line is passed over": b'{"status":"SUCCESS"}\n{"stat',
     "a line without status is passed over": b'{"status":"SUCCESS"}\n{"note": 1}\n[1]\n7\n',
 }
@@ -43,7 +43,7 @@ NO_STATUS = {
     "JSON string": b'["SUCCESS"]',
     "JSON with unknown status": b'{"status": "DONE"}',
     "the last JSON line is unknown": b'{"status":"SUCCESS"}\n{"status":"CANCELED"}\n',
-    "status is no text": b'{"status": ["SUCCESS"]}',
+    "status is not text": b'{"status": ["SUCCESS"]}',
     "deeply nested JSON": b'{"status":' + b"[" * 100_000,
     "HTML": b"<html><body>503 SUCCESS</body></html>",
 }

@@ -223,8 +223,8 @@ def test_what_only_looks_like_the_beginning_of_pictures_is_left_as_it_is(
     instance: dg.DagsterInstance,
 ) -> None:
     image = "\n![a](a.png)"
-    room = MAX_TEXT_BYTES - len(image)
-    begun = {f"{n}.md": (part * room)[:room] for n, part in enumerate(["![", "![](<", "![](a"])}
+    left = MAX_TEXT_BYTES - len(image)
+    begun = {f"{n}.md": (part * left)[:left] for n, part in enumerate(["![", "![](<", "![](a"])}
 
     found = shown({"a.png": png()} | {name: text + image for name, text in begun.items()}, instance)
 

@@ -20,8 +20,8 @@ from marin_dagster.executor import decisions
 DEV = {"fingerprint": "0", "version": "dev"}
 
 
-def told(instance: dg.DagsterInstance) -> list[tuple[str, Any]]:
-    """What the asset's events say of the cache, in order."""
+def reported(instance: dg.DagsterInstance) -> list[tuple[str, Any]]:
+    """The type and ``marin/cache`` of the asset's events, in order."""
     key = dg.AssetKey("raw")
     built = [
         (record.storage_id, "materialized", record.asset_materialization)
@@ -70,7 +70,7 @@ def test_a_failure_over_a_finished_output_is_on_the_asset_once(
         assert not run.success
 
     assert status_of(broken) == "FAILED"
-    assert told(instance) == [("materialized", "built"), ("observed", "failed")]
+    assert reported(instance) == [("materialized", "built"), ("observed", "failed")]
 
 
 def test_a_failure_over_nothing_finished_needs_no_word(
@@ -80,7 +80,7 @@ def test_a_failure_over_nothing_finished_needs_no_word(
     run_job(build_definitions([broken]), instance)
     run_job(build_definitions([broken]), instance)
 
-    assert told(instance) == []
+    assert reported(instance) == []
 
 
 @pytest.mark.parametrize("by", ["the next run", "the sensor"])
@@ -94,12 +94,12 @@ def test_a_killed_worker_over_a_finished_output_is_on_the_asset(
     Path(raw.output_path, ".executor_status").write_text("RUNNING")
 
     if by == "the sensor":
-        assert watch.told() == {"raw": "failed"}
+        assert watch.reported() == {"raw": "failed"}
         assert watch.tick() == {}
     else:
         assert run_job(watch.definitions, instance).success
         story = [("materialized", "built"), ("observed", "failed"), ("materialized", "built")]
-        assert told(instance) == story
+        assert reported(instance) == story
 
 
 def test_a_worker_that_was_killed_over_nothing_finished_needs_no_word(
@@ -111,7 +111,7 @@ def test_a_worker_that_was_killed_over_nothing_finished_needs_no_word(
 
     assert run_job(build_definitions([raw]), instance).success
 
-    assert told(instance) == [("materialized", "built")]
+    assert reported(instance) == [("materialized", "built")]
 
 
 @pytest.mark.parametrize("where", ["in Python", "in C"])
@@ -139,6 +139,6 @@ def test_a_cancelled_run_over_a_finished_output_is_on_the_asset(
         run = run_job(waiting, instance, config={"force": True})
 
     assert "interrupted" in str(run.of_type("PIPELINE_FAILURE"))
-    assert told(instance) == [("materialized", "built"), ("observed", "failed")]
+    assert reported(instance) == [("materialized", "built"), ("observed", "failed")]
     go_on.release()
     wait_for_step_threads()

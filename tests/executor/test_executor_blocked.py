@@ -1,4 +1,4 @@
-"""Selections that leave out what they need: steps that cannot run say so at once."""
+"""Selections that leave out what they need: steps that cannot run fail at once."""
 
 from pathlib import Path
 
@@ -89,13 +89,13 @@ def test_the_log_says_which_dependency_keeps_a_step_from_running(
 
     run = run_job(build_definitions([end]), instance, select=["blocked", "below", "end"])
 
-    said = {
+    messages = {
         entry.step_key: entry.user_message
         for entry in instance.all_logs(run.run_id)
         if not entry.is_dagster_event and entry.step_key
     }
-    assert "blocked" in said["below"]
-    assert "below" in said["end"]
+    assert "blocked" in messages["below"]
+    assert "below" in messages["end"]
 
 
 def test_a_dependency_whose_last_attempt_failed_is_not_built(

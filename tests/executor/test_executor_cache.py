@@ -1,4 +1,4 @@
-"""What a run serves, prunes and builds, and what it tells the instance about each step."""
+"""What a run serves, prunes and builds, and what it reports to the instance about each step."""
 
 from pathlib import Path
 
@@ -206,13 +206,13 @@ def test_a_run_says_first_what_becomes_of_its_steps(
     forced = run_job(mixed, instance, select=["fresh"], config={"force": True})
     blocked = run_job(stuck, instance)
 
-    said = [
+    messages = [
         entry.user_message
         for run in (first, again, forced, blocked)
         for entry in instance.all_logs(run.run_id)
         if entry.user_message.startswith("Steps: ")
     ]
-    assert said == [
+    assert messages == [
         "Steps: 3, of which 1 in the cache, 1 not needed, 1 to run.",
         "Steps: 2, of which 2 in the cache.",
         "Steps: 1, of which 1 to run.",

@@ -27,7 +27,7 @@ OUTCOMES = {
     "STEP_UP_FOR_RETRY",
     "STEP_RESTARTED",
 }
-"""Events that say what became of a step; the others are of the machinery that ran it."""
+"""Events of a step's outcome; the others are of the machinery that ran it."""
 OF_THE_DAY = {"marin/duration_s", "marin/built_at", "marin/output_path", "marin/commit"}
 OF_THE_RUNNER = {"marin/runner", "marin/job"}
 
@@ -36,14 +36,14 @@ Story = list[tuple[str, dict[str, Any]]]
 CHECKED: tuple[str, dict[str, Any]] = ("ASSET_CHECK_EVALUATION", {})
 
 
-def materialized(**told: Any) -> Story:
+def materialized(**cache: Any) -> Story:
     """The events of a step that is built, or served as if it were."""
     output = {"marin/files": 2, "marin/bytes": 11, "marin/preview/page.md": "# Page"}
-    cache = {f"marin/{name}": value for name, value in told.items()}
+    metadata = {f"marin/{name}": value for name, value in cache.items()}
     return [
         ("STEP_START", {}),
         ("STEP_OUTPUT", {}),
-        ("ASSET_MATERIALIZATION", {**output, **cache}),
+        ("ASSET_MATERIALIZATION", {**output, **metadata}),
         ("HANDLED_OUTPUT", {}),
         ("STEP_OUTPUT", {}),
         CHECKED,
@@ -73,15 +73,15 @@ LAST_WORDS = "Dependencies for step below failed: ['broken']. Not executing."
 
 
 @dataclass(frozen=True)
-class Told:
-    """What a run has told of its steps."""
+class Reported:
+    """What a run reported of its steps."""
 
     stories: dict[str, Story]
     """Of each step: its events, with our metadata, in order."""
     runners: dict[str, str]
-    """Which runner is said to have built what."""
+    """Which runner built what, by the events."""
     last_words: list[str]
-    """What the log says of the step below the one that failed."""
+    """The log's line about the step below the one that failed."""
 
 
 @pytest.fixture
@@ -105,7 +105,7 @@ def build(instance: dg.DagsterInstance, *names: str) -> None:
         assert result.success
 
 
-def run(way: str, instance: dg.DagsterInstance) -> Told:
+def run(way: str, instance: dg.DagsterInstance) -> Reported:
     """A run in which every outcome occurs.
 
     ``known`` is in the cache and materialized in the instance, ``found`` is in the cache only, and
@@ -129,10 +129,10 @@ def run(way: str, instance: dg.DagsterInstance) -> Told:
             if "marin/reason" in metadata:
                 # What follows names the step, or a time.
                 metadata["marin/reason"] = re.split("[:;]", metadata["marin/reason"])[0]
-            told = {key: metadata[key] for key in metadata.keys() - OF_THE_DAY - OF_THE_RUNNER}
-            stories.setdefault(event.step_key, []).append((event.event_type_value, told))
+            own = {key: metadata[key] for key in metadata.keys() - OF_THE_DAY - OF_THE_RUNNER}
+            stories.setdefault(event.step_key, []).append((event.event_type_value, own))
     last_words = [log.user_message for log in instance.all_logs(run_id) if log.step_key == "below"]
-    return Told(stories, runners, [words for words in last_words if "Dependencies" in words])
+    return Reported(stories, runners, [words for words in last_words if "Dependencies" in words])
 
 
 def our_metadata(event: dg.DagsterEvent) -> dict[str, Any]:
@@ -142,7 +142,7 @@ def our_metadata(event: dg.DagsterEvent) -> dict[str, Any]:
         observation = event.asset_observation_data.asset_observation
         return {key: value.value for key, value in observation.metadata.items()}
     if event.event_type_value == "STEP_FAILURE":
-        # Whatever carries it, what the function said arrives.
+        # Whatever carries it, what the function printed arrives.
         assert outcome_jobs.FAILURE in str(event.step_failure_data.error)
     return {}
 
@@ -153,18 +153,18 @@ def our_metadata(event: dg.DagsterEvent) -> dict[str, Any]:
 def test_under_our_executor_the_events_are_the_same_wherever_a_step_runs(
     way: str, runner: str | None, sqlite: dg.DagsterInstance
 ) -> None:
-    told = run(way, sqlite)
+    reported = run(way, sqlite)
 
-    assert told.stories == {**EVERYWHERE, **UNDER_OURS}
-    assert told.runners == ({"fresh": runner} if runner else {})
-    assert told.last_words == [LAST_WORDS]
+    assert reported.stories == {**EVERYWHERE, **UNDER_OURS}
+    assert reported.runners == ({"fresh": runner} if runner else {})
+    assert reported.last_words == [LAST_WORDS]
 
 
 @pytest.mark.parametrize("way", ["in process", "multiprocess"])
 def test_under_dagsters_executors_they_differ_for_what_would_not_have_started_only(
     way: str, sqlite: dg.DagsterInstance
 ) -> None:
-    told = run(way, sqlite)
+    reported = run(way, sqlite)
 
-    assert told.stories == {**EVERYWHERE, **UNDER_THEIRS}
-    assert told.last_words == [LAST_WORDS]
+    assert reported.stories == {**EVERYWHERE, **UNDER_THEIRS}
+    assert reported.last_words == [LAST_WORDS]

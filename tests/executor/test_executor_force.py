@@ -57,9 +57,9 @@ def test_force_true_leaves_steps_that_are_not_selected_alone(
     assert recorder.calls == ["train"]
 
 
-@pytest.mark.parametrize("say", ["name", "name_with_hash", "asset key"])
+@pytest.mark.parametrize("named_by", ["name", "name_with_hash", "asset key"])
 def test_force_takes_a_name_a_name_with_hash_or_an_asset_key(
-    say: str,
+    named_by: str,
     definitions: dg.Definitions,
     chain: list[StepSpec],
     recorder: Recorder,
@@ -69,7 +69,7 @@ def test_force_takes_a_name_a_name_with_hash_or_an_asset_key(
         "name": chain[0].name,
         "name_with_hash": chain[0].name_with_hash,
         "asset key": dg.AssetKey(["raw", "books"]).to_user_string(),
-    }[say]
+    }[named_by]
 
     run = run_job(definitions, instance, config={"force": [named]})
 

@@ -129,7 +129,7 @@ def test_a_retry_waits_until_the_thread_of_the_attempt_before_has_ended(
         if len(threads) == 1:
             raise RuntimeError("fails on purpose")
         second_attempt.set()
-        # Whatever the first thread still has to say, the executor hears before this attempt ends.
+        # The executor gets the first thread's last events before this attempt ends.
         threads[0].join(60)
 
     monkeypatch.setattr(instance.compute_log_manager, "open_log_stream", slow_to_close)

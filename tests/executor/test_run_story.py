@@ -20,8 +20,8 @@ def rows(run: Run) -> dict[str, list[str]]:
 
 def result(instance: dg.DagsterInstance, run: Run) -> str:
     """The line with which the run's log ends."""
-    said = [entry.user_message for entry in instance.all_logs(run.run_id)]
-    (line,) = [text for text in said if text.startswith("Result: ")]
+    messages = [entry.user_message for entry in instance.all_logs(run.run_id)]
+    (line,) = [text for text in messages if text.startswith("Result: ")]
     return line
 
 

@@ -1,4 +1,4 @@
-"""A chain of 20 steps as a job that can be executed again; a file says which functions ran."""
+"""A chain of 20 steps as a job that can be executed again; a file lists the functions that ran."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""An engine whose jobs do what the test says: for what no real one does on demand."""
+"""An engine whose jobs do what the test asks for: for what no real one does on demand."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -30,7 +30,7 @@ class FakeJob(Job):
         if self.obeys:
             self.report(JobStatus(JobState.CANCELLED))
 
-    def say(self, state: JobState, reason: str = "") -> None:
+    def become(self, state: JobState, reason: str = "") -> None:
         """Be in a state."""
         self.report(JobStatus(state, reason))
 
@@ -39,7 +39,7 @@ class FakeJob(Job):
         assert self.call is not None
         if self.call.rebuilds:
             withdraw(OutputDir.at(self.call.output_path))
-        self.say(JobState.RUNNING)
+        self.become(JobState.RUNNING)
 
     def succeed(self) -> None:
         """End well: the record is written."""
@@ -47,7 +47,7 @@ class FakeJob(Job):
         assert self.call is not None
         if self.call.record is not None:
             write_record(OutputDir.at(self.call.output_path), self.call.record)
-        self.say(JobState.SUCCEEDED)
+        self.become(JobState.SUCCEEDED)
 
 
 @dataclass(eq=False)
@@ -59,7 +59,7 @@ class FakeRunner:
     prepare: Callable[[FakeJob], None] = lambda job: None
     """Done to each job before it is handed out."""
     away: str = ""
-    """What it says instead of answering."""
+    """The error that it raises instead of answering."""
     engine: str = "fake"
     submitted: threading.Event = field(default_factory=threading.Event)
 

@@ -71,7 +71,7 @@ class Drive:
     force: bool = False
     job: Job | None = None
     error: BaseException | None = None
-    said: list[str] = field(default_factory=list)
+    logged: list[str] = field(default_factory=list)
     written: list[tuple[str, str]] = field(default_factory=list)
     attempt: Attempt | None = None
     log_levels: Mapping[str, int] = field(default_factory=dict)
@@ -109,7 +109,7 @@ class Drive:
         deadline = time.monotonic() + GUARD_S
         while not holds():
             assert self.error is None, self.error
-            assert time.monotonic() < deadline, f"waited in vain; said: {self.said}"
+            assert time.monotonic() < deadline, f"waited in vain; logged: {self.logged}"
             time.sleep(0.02)
 
     def _run(self) -> None:
@@ -131,7 +131,7 @@ class Drive:
             check=self._check,
             waking=self._waking,
             write=lambda stream, text: self.written.append((stream, text)),
-            log=self.said.append,
+            log=self.logged.append,
             describers=DESCRIBERS,
             log_levels=self.log_levels,
         )

@@ -68,7 +68,7 @@ def golden_graphs() -> list[list[dict[str, Any]]]:
 def build_golden(
     graph: list[dict[str, Any]], classes: Callable[[int], Any] = lambda index: StepSpec
 ) -> list[Any]:
-    """The steps of one recorded graph; ``classes`` says of which class the step at an index is."""
+    """The steps of one recorded graph; ``classes`` has the class of the step at an index."""
     steps: list[Any] = []
     for index, node in enumerate(graph):
         fields: Mapping[str, Any] = {

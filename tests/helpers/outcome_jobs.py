@@ -40,7 +40,7 @@ def _work(job: FakeJob) -> None:
     assert job.call is not None
     write(job.call.output_path)
     if Path(job.call.output_path).name.startswith("broken"):
-        job.say(JobState.FAILED, FAILURE)
+        job.become(JobState.FAILED, FAILURE)
     else:
         job.succeed()
 

@@ -78,7 +78,7 @@ class Conformance:
         assert record.provenance is not None
         assert "on stdout\n" in done.text("stdout")
         assert "on stderr\n" in done.text("stdout") + done.text("stderr")
-        assert any(done.job.label in line for line in done.said if done.job)
+        assert any(done.job.label in line for line in done.logged if done.job)
 
     def test_an_exception_comes_back_with_its_traceback(
         self, engine: Engine, runner: Runner
@@ -234,7 +234,7 @@ class Conformance:
                 "wait_to_go",
             ]
         )
-        # An engine may have taken the job and not yet told the driver.
+        # An engine may have taken the job without having answered the driver.
         watched = Drive(step, runner)
         watched.until(lambda: is_waiting(step) or driver.poll() is not None)
         assert driver.poll() is None
@@ -252,7 +252,7 @@ class Conformance:
         entries = beside(step.output_path, "entries").read_text().splitlines()
         assert len(entries) == (1 if engine.outlives_driver else 2)
         if engine.outlives_driver:
-            assert any("attached" in line for line in watched.said)
+            assert any("attached" in line for line in watched.logged)
 
 
 class MemoryConformance:

@@ -1,4 +1,4 @@
-"""What tests of the Dagster face share: running a job through our executor, and reading the run."""
+"""Runs a job through ``marin_executor`` and reads the run's events, for tests with Dagster."""
 
 import threading
 from collections.abc import Iterable, Iterator, Mapping
@@ -96,7 +96,7 @@ def metadata_of(materialization: dg.AssetMaterialization) -> dict[str, Any]:
 
 
 def status_of(step: Any) -> str | None:
-    """What a local output's status file says; None when there is none."""
+    """A local output's status file; None when there is none."""
     file = Path(step.output_path, ".executor_status")
     return file.read_text() if file.exists() else None
 

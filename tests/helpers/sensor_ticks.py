@@ -23,7 +23,7 @@ def build_outside(*steps: Any) -> None:
 
 @dataclass
 class Watch:
-    """A deployment whose sensor ticks when it is told to."""
+    """A deployment whose sensor ticks on demand."""
 
     instance: dg.DagsterInstance
     steps: Iterable[Any]
@@ -58,7 +58,7 @@ class Watch:
         self.cursor = data.cursor
         return {event.asset_key.to_user_string(): event for event in data.asset_events}
 
-    def told(self) -> dict[str, str]:
+    def reported(self) -> dict[str, str]:
         """One tick, applied; the events' ``marin/cache`` by asset key."""
         return {key: metadata_of(event)["marin/cache"] for key, event in self.tick().items()}
 
@@ -68,7 +68,7 @@ class Watch:
         return len(json.loads(self.cursor or "{}"))
 
     def stale(self, name: str) -> StaleStatus:
-        """What Dagster's own resolver says of an asset."""
+        """An asset's status by Dagster's own resolver."""
         resolver = CachingStaleStatusResolver(
             self.instance,
             self.definitions.resolve_asset_graph(),

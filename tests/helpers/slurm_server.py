@@ -91,7 +91,7 @@ class SlurmServer:
         return {"folder": str(folder), **more}
 
     def unreachable(self) -> Path:
-        """A configuration of the same cluster that says a port where nothing listens,
+        """A configuration of the same cluster with a port where nothing listens,
         and gives up sooner."""
         port = self.conf.read_text().partition("SlurmctldPort=")[2].split()[0]
         wrong = self.folder / "unreachable.conf"

@@ -76,7 +76,7 @@ def eat_memory(output_path: str) -> None:
 
 
 def wait_to_go(output_path: str) -> dict[str, Any]:
-    """Counts itself, starts a child, and waits until the test says go."""
+    """Counts itself, starts a child, and waits until the test lets it go on."""
     count(output_path)
     child = subprocess.Popen(["sleep", "600"])
     Path(output_path, "pids").write_text(f"{os.getpid()} {child.pid}")

@@ -110,7 +110,7 @@ class UnsteadyProxy(ThreadingHTTPServer):
         return None
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """A client that went away is no news here."""
+        """A client may go away: that is expected."""
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -43,7 +43,7 @@ def quiet_checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def _in_the_quiet_checkout(quiet_checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both sides ask git once for each process; here it says the same to both."""
+    """Both sides ask git once for each process; here both get the same answer."""
     monkeypatch.chdir(quiet_checkout)
 
 

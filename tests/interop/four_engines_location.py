@@ -10,12 +10,12 @@ from marin_dagster import ResourceConfig, StepSpec, build_definitions
 SMALL = ResourceConfig(cpu=1, ram="1g")
 
 
-def tell(output_path: str, deps: tuple[StepSpec, ...] = ()) -> dict[str, Any]:
-    """Reads what the steps above have told, and adds a line."""
+def report_place(output_path: str, deps: tuple[StepSpec, ...] = ()) -> dict[str, Any]:
+    """Copies the lines of the steps above, and adds one."""
     name = Path(output_path).name.partition("_")[0]
-    above = [Path(dep.output_path, "told.txt").read_text() for dep in deps]
-    Path(output_path, "told.txt").write_text("".join(above) + f"{name}\n")
-    print(f"{name} tells from {socket.gethostname()}")
+    above = [Path(dep.output_path, "places.txt").read_text() for dep in deps]
+    Path(output_path, "places.txt").write_text("".join(above) + f"{name}\n")
+    print(f"{name} runs on {socket.gethostname()}")
     return {
         "pid": os.getpid(),
         "slurm": "SLURM_JOB_ID" in os.environ,
@@ -25,7 +25,7 @@ def tell(output_path: str, deps: tuple[StepSpec, ...] = ()) -> dict[str, Any]:
 
 def step(name: str, *deps: StepSpec, **fields: Any) -> StepSpec:
     # A closure over the steps above, which travels by value with them.
-    return StepSpec(name, deps=deps, fn=lambda path: tell(path, deps), **fields)
+    return StepSpec(name, deps=deps, fn=lambda path: report_place(path, deps), **fields)
 
 
 here = step("here")

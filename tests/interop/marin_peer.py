@@ -116,7 +116,7 @@ def age_lock(output_path: str, seconds: float = 120.0) -> None:
 
 
 def is_locked(output_path: str) -> bool:
-    """Whether there is a lock file, whatever it says."""
+    """Whether there is a lock file, whatever it contains."""
     filesystem, path = fsspec.core.url_to_fs(lock_url(output_path), use_listings_cache=False)
     filesystem.invalidate_cache()
     return bool(filesystem.exists(path))

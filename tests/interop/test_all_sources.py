@@ -15,7 +15,7 @@ from helpers.runs import run_job
 
 pytestmark = [
     pytest.mark.interop,
-    # One of its steps has a dependency's path among its attributes, as the warning says.
+    # One of its steps has a dependency's path among its attributes, as the warning states.
     pytest.mark.filterwarnings("ignore:.*contains the output path of a dependency"),
 ]
 LOCATION = Path(__file__).with_name("all_sources_location.py")

@@ -50,8 +50,8 @@ def test_four_steps_on_four_engines_in_one_run(
     run = server.launch("materialize_steps", {"execution": {"config": config}})
 
     assert server.wait(run) == "SUCCESS", server.log.read_text()[-4000:]
-    [told] = store.glob("iris_*/told.txt")
-    assert told.read_text() == "here\nprocess\nslurm\nhere\niris\n"
+    [places] = store.glob("iris_*/places.txt")
+    assert places.read_text() == "here\nprocess\nslurm\nhere\niris\n"
     found = {}
     for name in ENGINES:
         [record] = store.glob(f"{name}_*/.artifact.json")
@@ -61,7 +61,7 @@ def test_four_steps_on_four_engines_in_one_run(
     assert len({found[name]["pid"] for name in ENGINES}) == 4
     for name in ENGINES:
         stdout, _ = server.logs(run, name)
-        assert f"{name} tells from" in stdout
+        assert f"{name} runs on" in stdout
     messages = [event.get("message") or "" for event in server.events(run)]
     for runner in ("process", "cluster", "cloud"):
         assert any(f"submitted to {runner} as job" in message for message in messages)

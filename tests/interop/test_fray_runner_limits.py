@@ -169,7 +169,7 @@ def test_a_kill_without_a_word_may_be_memory() -> None:
 def test_threads_of_this_process_are_no_engine(tmp_path: Path) -> None:
     step = step_at(tmp_path)
     settings = FraySettings(shared_disk=True)
-    assert "LocalClient" in refusal(settings, step)  # what there is when nobody says anything
+    assert "LocalClient" in refusal(settings, step)  # the default
     assert "LocalClient" in refusal(settings, step, client=LocalClient())
 
 
@@ -183,7 +183,7 @@ def test_without_fray_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 class Handle:
-    """A job of another client: a thread that can be told how to end."""
+    """A job of another client: a thread that ends as the test wants."""
 
     def __init__(self, request: fray.types.JobRequest) -> None:
         self.job_id = f"other-{request.name}"

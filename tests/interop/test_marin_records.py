@@ -310,7 +310,7 @@ def our_record(make: Callable[[Any], Any]) -> str:
 
 
 def without_moment(text: str) -> str:
-    """A record's text with the two fields blanked that say when and how the process began."""
+    """A record's text without the two fields about when and how the process began."""
     text = re.sub(r'"created_at": "[^"]+"', '"created_at": "…"', text)
     return re.sub(r'"command_line": \[[^\]]*\]', '"command_line": ["…"]', text)
 

@@ -146,7 +146,7 @@ class RefusingClient:
 
     def submit(self, request: Any, adopt_existing: bool = True) -> Any:
         self.names.append(request.name)
-        raise RuntimeError("no room")
+        raise RuntimeError("disk full")
 
 
 @pytest.mark.parametrize("how", ["given", "current"])
@@ -164,7 +164,7 @@ def test_frays_client_takes_steps_with_resources(how: str) -> None:
     with pytest.raises(StepsFailedError) as raised:
         submit()
 
-    assert "no room" in str(raised.value.exceptions[0])
+    assert "disk full" in str(raised.value.exceptions[0])
     assert len(client.names) == 1
     assert client.names[0].startswith("train-")
 

@@ -66,16 +66,16 @@ def test_an_artifact_is_called_by_its_address_and_never_by_a_hash(
     handles = [handle("tokens", sources=[handle("raw")]), handle("below", sources=[broken])]
     definitions = build_definitions(handles)
     steps = [lower(one) for one in (*handles, handle("raw"), broken)]
-    told = [str(dict(spec.metadata)) for spec in definitions.resolve_all_asset_specs()]
+    texts = [str(dict(spec.metadata)) for spec in definitions.resolve_all_asset_specs()]
 
     with memory_instance() as elsewhere:
         for found in (elsewhere, instance, instance):
             run = run_job(definitions, found, config=config if found is instance else {})
-            told += [str(entry) for entry in found.all_logs(run.run_id)]
+            texts += [str(entry) for entry in found.all_logs(run.run_id)]
 
-    assert [step.name_with_hash for step in steps if step.name_with_hash in "".join(told)] == []
+    assert [step.name_with_hash for step in steps if step.name_with_hash in "".join(texts)] == []
     for step in steps:
-        assert f"{step.name}/{V}" in "".join(told)
+        assert f"{step.name}/{V}" in "".join(texts)
 
 
 def test_an_asset_downstream_loads_an_artifact_by_its_definition(

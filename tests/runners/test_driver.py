@@ -1,4 +1,4 @@
-"""What the driver makes of what an engine says, and of an engine that says nothing."""
+"""What the driver makes of an engine's answers, and of an engine that does not answer."""
 
 import threading
 from collections.abc import Iterator
@@ -60,7 +60,7 @@ def test_a_job_that_is_preempted_and_goes_on_is_one_success(
 ) -> None:
     drive, job = started(step, runner)
     for state in (JobState.RUNNING, JobState.PENDING, JobState.RUNNING):
-        job.say(state)
+        job.become(state)
 
     job.succeed()
     drive.end()
@@ -82,7 +82,7 @@ def test_how_a_job_ended_is_said(
 ) -> None:
     drive, job = started(step, runner)
 
-    job.say(state, "the node caught fire")
+    job.become(state, "the node caught fire")
 
     with pytest.raises(error, match=r"step_\w+, job step-\w+-\w+: .*the node caught fire"):
         drive.end()
@@ -94,7 +94,7 @@ def test_how_a_job_ended_is_said(
 def test_a_success_without_a_record_is_none(runner: FakeRunner, step: StepSpec) -> None:
     drive, job = started(step, runner)
 
-    job.say(JobState.SUCCEEDED)
+    job.become(JobState.SUCCEEDED)
 
     with pytest.raises(JobFailedError, match=r"no record of it is in .*workers see this store"):
         drive.end()
@@ -108,7 +108,7 @@ def test_an_old_record_does_not_make_a_success(runner: FakeRunner, step: StepSpe
     Path(step.output_path, ".executor_status").write_text("FAILED")
 
     drive, job = started(step, runner)
-    job.say(JobState.SUCCEEDED)
+    job.become(JobState.SUCCEEDED)
 
     with pytest.raises(JobFailedError, match="no record"):
         drive.end()
@@ -164,11 +164,11 @@ def test_an_engine_that_is_away_for_a_while_is_waited_for_and_said(
     drive, job = started(step, runner)
 
     job.report_trouble("connection refused")
-    drive.until(lambda: any("connection refused" in line for line in drive.said))
+    drive.until(lambda: any("connection refused" in line for line in drive.logged))
     job.succeed()
     drive.end()
 
-    assert sum("connection refused" in line for line in drive.said) == 1
+    assert sum("connection refused" in line for line in drive.logged) == 1
     assert status_of(step) == "SUCCESS"
 
 
@@ -186,7 +186,7 @@ def test_an_engine_that_stays_away_ends_the_attempt_and_the_next_attaches(
     assert status_of(step) == "FAILED"
     assert note_of(step) is not None
     assert job.cancels == 0
-    job.say(JobState.RUNNING)  # the engine answers again
+    job.become(JobState.RUNNING)  # the engine answers again
     again, same = started(step, runner)
     assert same is job
     job.succeed()
@@ -266,7 +266,7 @@ def test_a_job_that_does_not_end_when_cancelled_blocks_the_next_attempt(
     assert len(runner.jobs) == 1
     assert job.cancels == 2
 
-    job.say(JobState.CANCELLED)
+    job.become(JobState.CANCELLED)
     again, other = started(step, runner)
     assert other is not job
     other.succeed()
@@ -324,7 +324,7 @@ def test_a_job_whose_driver_died_is_attached_to(runner: FakeRunner, step: StepSp
     drive, same = started(step, runner)
 
     assert same is job
-    assert any("attached to job" in line for line in drive.said)
+    assert any("attached to job" in line for line in drive.logged)
     owner = note_of(step)
     assert owner is not None
     assert drive.attempt is not None
@@ -414,7 +414,7 @@ def test_a_job_that_failed_after_its_driver_died_is_started_anew(
     runner: FakeRunner, step: StepSpec, state: JobState
 ) -> None:
     job = left_over(step, runner)
-    job.say(state)
+    job.become(state)
 
     drive, other = started(step, runner)
 
@@ -506,12 +506,12 @@ def test_a_job_is_found_although_the_status_was_deleted(runner: FakeRunner, step
 def test_a_job_is_cancelled_when_nobody_can_be_told_of_it(
     runner: FakeRunner, step: StepSpec
 ) -> None:
-    class Unsayable(list[str]):
+    class UnwritableLog(list[str]):
         def append(self, line: str) -> None:
             raise ConnectionError("the event log is away")
 
     drive = Drive(step, runner)
-    drive.said = Unsayable()
+    drive.logged = UnwritableLog()
 
     with pytest.raises(ConnectionError):
         drive.start().end()

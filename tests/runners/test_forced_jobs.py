@@ -67,7 +67,7 @@ def finished(step: StepSpec) -> dict[str, bytes]:
     }
 
 
-class Unsayable(list[str]):
+class UnwritableLog(list[str]):
     def append(self, line: str) -> None:
         raise ConnectionError("the event log is away")
 
@@ -91,10 +91,16 @@ def lose_the_lease(drive: Drive, job: FakeJob) -> None:
 WAYS_OUT: dict[str, tuple[Callable[[Drive, FakeJob], None], type[Exception]]] = {
     "stopped while it waits in the queue": (lambda drive, job: drive.stop(), Stopped),
     "lease lost while it waits in the queue": (lose_the_lease, LeaseLostError),
-    "cancelled on the engine": (lambda drive, job: job.say(JobState.CANCELLED), JobFailedError),
-    "the worker never began": (lambda drive, job: job.say(JobState.FAILED), JobFailedError),
-    "lost by the engine": (lambda drive, job: job.say(JobState.LOST), JobLostError),
-    "ended well in another store": (lambda drive, job: job.say(JobState.SUCCEEDED), JobFailedError),
+    "cancelled on the engine": (
+        lambda drive, job: job.become(JobState.CANCELLED),
+        JobFailedError,
+    ),
+    "the worker never began": (lambda drive, job: job.become(JobState.FAILED), JobFailedError),
+    "lost by the engine": (lambda drive, job: job.become(JobState.LOST), JobLostError),
+    "ended well in another store": (
+        lambda drive, job: job.become(JobState.SUCCEEDED),
+        JobFailedError,
+    ),
 }
 
 
@@ -166,7 +172,7 @@ def test_a_job_that_nobody_can_be_told_of_leaves_the_output_finished(
 ) -> None:
     before = finished(step)
     drive = Drive(step, runner, force=True)
-    drive.said = Unsayable()
+    drive.logged = UnwritableLog()
 
     with pytest.raises(ConnectionError):
         drive.start().end()
@@ -183,7 +189,7 @@ def test_from_its_beginning_a_job_has_withdrawn_the_output(
 
     assert status_of(step) == "RUNNING"
     assert not Path(step.output_path, ".artifact.json").exists()
-    job.say(JobState.FAILED, "the node caught fire")
+    job.become(JobState.FAILED, "the node caught fire")
     with pytest.raises(JobFailedError, match="fire"):
         drive.end()
     assert status_of(step) == "FAILED"
@@ -247,7 +253,7 @@ class Immediate(FakeRunner):
     def submit(self, name: str, call: StepCall, request: Request) -> FakeJob:
         job = super().submit(name, call, request)
         run_packed(pack(call))
-        job.say(JobState.SUCCEEDED)
+        job.become(JobState.SUCCEEDED)
         return job
 
 

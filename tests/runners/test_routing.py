@@ -1,4 +1,4 @@
-"""Which runner takes a step, and what is said when none does."""
+"""Which runner takes a step, and the error when none does."""
 
 import importlib.metadata
 import logging
@@ -156,7 +156,7 @@ def test_an_unknown_runner_is_said_with_those_that_there_are() -> None:
 
 
 @pytest.mark.parametrize(
-    ("config", "said"),
+    ("config", "error"),
     [
         ({"default": "nowhere"}, "default: there is no runner 'nowhere'"),
         ({"default_with_resources": "proces"}, r"default_with_resources: .*mean 'process'"),
@@ -166,9 +166,9 @@ def test_an_unknown_runner_is_said_with_those_that_there_are() -> None:
     ],
 )
 def test_a_rule_that_makes_no_sense_is_an_error_before_a_step_meets_it(
-    config: dict[str, Any], said: str
+    config: dict[str, Any], error: str
 ) -> None:
-    with pytest.raises(RoutingError, match=said):
+    with pytest.raises(RoutingError, match=error):
         with_fakes("cluster", **config)
 
 
@@ -180,7 +180,7 @@ def test_what_the_runner_cannot_honour_is_said_with_both() -> None:
 
 
 @pytest.mark.parametrize(
-    ("runners", "said"),
+    ("runners", "error"),
     [
         ({"inline": {"process": {}}}, "this name is reserved"),
         ({"x": {}}, "must have one key, its type"),
@@ -191,8 +191,8 @@ def test_what_the_runner_cannot_honour_is_said_with_both() -> None:
         ({"x": {"slurm": {}}}, r"runners.x.slurm: .*folder"),
     ],
 )
-def test_a_runner_that_makes_no_sense_is_an_error(runners: Mapping[str, Any], said: str) -> None:
-    with pytest.raises(RoutingError, match=f"(?s){said}"):
+def test_a_runner_that_makes_no_sense_is_an_error(runners: Mapping[str, Any], error: str) -> None:
+    with pytest.raises(RoutingError, match=f"(?s){error}"):
         Routing(RoutingConfig(runners=runners))
 
 

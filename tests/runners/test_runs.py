@@ -1,4 +1,4 @@
-"""Runs whose steps leave the run worker: what Dagster is told, and what the config can say."""
+"""Runs whose steps leave the run worker: what Dagster records, and what the config can set."""
 
 import os
 import re
@@ -233,7 +233,7 @@ def test_a_tag_of_the_translator_names_the_runner(instance: dg.DagsterInstance) 
 
 
 @pytest.mark.parametrize(
-    ("config", "said"),
+    ("config", "error"),
     [
         ({"steps": {"b": {"runner": "slurm"}}}, "there is no runner 'slurm'"),
         ({"routes": [{"runner": "nowhere"}]}, "there is no runner 'nowhere'"),
@@ -249,7 +249,7 @@ def test_a_tag_of_the_translator_names_the_runner(instance: dg.DagsterInstance) 
     ],
 )
 def test_wrong_config_fails_before_anything_runs(
-    instance: dg.DagsterInstance, config: dict[str, Any], said: str
+    instance: dg.DagsterInstance, config: dict[str, Any], error: str
 ) -> None:
     recorder = Recorder()
     steps = [recorder.step("a"), recorder.step("b", resources=SMALL)]
@@ -258,7 +258,7 @@ def test_wrong_config_fails_before_anything_runs(
 
     assert not run.success
     [failure] = run.of_type("PIPELINE_FAILURE")
-    assert re.search(f"(?s){said}", str(failure.job_failure_data.error))
+    assert re.search(f"(?s){error}", str(failure.job_failure_data.error))
     assert recorder.calls == []
     assert status_of(steps[1]) is None
 

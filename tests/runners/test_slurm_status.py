@@ -1,4 +1,4 @@
-"""What Slurm says about jobs, what is asked of it, and what is refused; without a Slurm."""
+"""Slurm's answers about jobs, the requests to it, and what is refused; without a Slurm."""
 
 import os
 from pathlib import Path
@@ -30,7 +30,7 @@ LINE = (
     "Partition=main NodeList=node MinMemoryNode=1G Command=(null) WorkDir=/work "
     "StdErr=/jobs of us/7_0_log.err StdIn=/dev/null StdOut=/jobs of us/7_0_log.out Power="
 )
-"""As Slurm 22.05 prints it, without the fields that say nothing here."""
+"""As Slurm 22.05 prints it, without the fields that do not matter here."""
 
 
 def line(
@@ -181,12 +181,12 @@ def test_a_job_has_ended_when_each_of_its_ranks_has(
     monkeypatch.setattr(slurm, "ask_slurm", answer)
     runner = SlurmRunner("cluster", SlurmSettings(folder=str(tmp_path)))
     job = SlurmJob("step-1", id="7", runner=runner, folder=tmp_path)
-    said = JobStatus(JobState.PENDING if state == "PENDING" else JobState.RUNNING)
+    running = JobStatus(JobState.PENDING if state == "PENDING" else JobState.RUNNING)
 
-    assert runner.poller.ask([job]) == {"step-1": said}
+    assert runner.poller.ask([job]) == {"step-1": running}
     monkeypatch.setattr(slurm, "_STANDS_S", 0.0)
     # In a job that runs, more than the function may be left to do.
-    expected = said if outcome is None or state == "RUNNING" else outcome
+    expected = running if outcome is None or state == "RUNNING" else outcome
     assert runner.poller.ask([job]) == {"step-1": expected}
 
 

@@ -18,7 +18,7 @@ CPU = ResourceConfig(cpu=2)
 
 
 def build(output_path: str, factor: int = 2) -> str:
-    """Says where it builds."""
+    """Returns where it builds."""
     return output_path * factor
 
 

@@ -143,7 +143,7 @@ def brute_force(
     required: Collection[str],
     forced: Collection[str],
 ) -> RunPlan:
-    """Marin's rule, said as a fixed point over the whole selection, again and again."""
+    """Marin's rule as a fixed point over the whole selection, again and again."""
 
     def is_hit(path: str) -> bool:
         return path in built and path not in forced

@@ -193,9 +193,9 @@ def test_failing_raises_nothing_and_asks_no_second_time(
     fault = proxy.strike(Hanging())
     attempt.fail()
     assert fault.hits == TRIES
-    said = [record for record in caplog.records if record.name.startswith("marin_dagster")]
-    assert [record.levelname for record in said] == ["ERROR"]
-    assert where(LOCK) in said[0].getMessage()
+    logged = [record for record in caplog.records if record.name.startswith("marin_dagster")]
+    assert [record.levelname for record in logged] == ["ERROR"]
+    assert where(LOCK) in logged[0].getMessage()
     proxy.recover()
     check_left(attempt)
 

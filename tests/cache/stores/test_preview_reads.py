@@ -28,7 +28,7 @@ def write(output_path: str) -> None:
 
 
 def materialize(previews: bool = True, build: Callable[[str], None] = write) -> dict[str, object]:
-    """Build the step; what its materialization says."""
+    """Build the step; the metadata of its materialization."""
     assets = build_marin_assets([StepSpec("report", fn=build)])
     with dg.DagsterInstance.ephemeral() as instance:
         result = dg.materialize(

@@ -1,6 +1,6 @@
 """Processes that want the same steps at the same time: each step's function runs exactly once.
 
-The workers live as long as the test; for each race they are told the steps over a pipe, say that
+The workers live as long as the test; for each race they receive the steps over a pipe, report that
 they stand at the start, and are sent off together.
 """
 
@@ -65,7 +65,7 @@ class Worker:
             text=True,
         )
 
-    def say(self, text: str) -> None:
+    def send(self, text: str) -> None:
         assert self.process.stdin
         self.process.stdin.write(f"{text}\n")
         self.process.stdin.flush()
@@ -93,10 +93,10 @@ def workers(count: int, calls: Path, poll_s: str) -> Iterator[list[Worker]]:
 def race(crowd: Sequence[Worker], orders: Sequence[Sequence[str]]) -> list[dict[str, str]]:
     """Every worker wants its steps, all at once; what each got, by the step's name."""
     for worker, names in zip(crowd, orders, strict=True):
-        worker.say(" ".join(names))
+        worker.send(" ".join(names))
     assert {worker.hear() for worker in crowd} == {"at the start"}
     for worker in crowd:
-        worker.say("go")
+        worker.send("go")
     found = [worker.hear().split() for worker in crowd]
     return [dict(zip(names, got, strict=True)) for names, got in zip(orders, found, strict=True)]
 

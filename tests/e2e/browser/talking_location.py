@@ -1,4 +1,4 @@
-"""A code location whose steps say who they are in every way; one of them is in no hurry."""
+"""A code location whose steps log in every way; one of them waits for the test."""
 
 import logging
 import os
@@ -25,7 +25,7 @@ def talk(output_path: str) -> None:
 
 
 def dawdle(output_path: str) -> None:
-    """Says a first line and, once the test lets it go with a file, a last one."""
+    """Prints a first line and, once the test has written a file, a last one."""
     print("slow says its first line")
     while not os.path.exists(os.environ["RELEASE_FILE"]):
         time.sleep(0.02)

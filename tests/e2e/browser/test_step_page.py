@@ -1,4 +1,4 @@
-"""A step's page in the UI shows what the step itself has said, also while it runs."""
+"""A step's page in the UI shows the step's own log, also while it runs."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +10,7 @@ from playwright.sync_api import Page, expect
 from helpers.dagster_server import DagsterServer, running_server
 
 LOCATION = Path(__file__).with_name("talking_location.py")
-SAYS = {
+LINES = {
     "stdout": ["prints a line"],
     "stderr": ["complains", "logs a line"],
 }
@@ -55,11 +55,11 @@ def test_the_page_of_a_step_shows_its_own_lines_and_nobody_elses(
 ) -> None:
     open_log(page, server, talked, step, stream)
 
-    own = [f"{step} {words}" for words in SAYS[stream]]
+    own = [f"{step} {words}" for words in LINES[stream]]
     for line in own:
         expect(page.get_by_text(line)).to_be_visible()
     text = page.inner_text("body")
-    every = [f"{talker} {line}" for talker in TALKERS for lines in SAYS.values() for line in lines]
+    every = [f"{talker} {line}" for talker in TALKERS for lines in LINES.values() for line in lines]
     assert [line for line in every if line in text] == own
 
 
@@ -74,7 +74,7 @@ def test_the_page_of_a_step_that_runs_shows_what_it_has_said_so_far(
     assert server.status(run) == "STARTED"
     assert last.count() == 0
 
-    # The page stays as it is: the server tells it of the rest.
+    # The page stays as it is: the server sends it the rest.
     release.touch()
     expect(last).to_be_visible()
     expect(first).to_be_visible()

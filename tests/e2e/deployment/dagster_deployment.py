@@ -81,7 +81,7 @@ class Deployment:
         return int(re.findall(r"Started process for .*\(pid: (\d+)\)", story)[-1])
 
     def story(self, run_id: str) -> str:
-        """Everything that the run says."""
+        """Everything that the run logs."""
         return "\n".join(
             f"{entry.step_key or ''} {entry.get_dagster_event().event_type_value}: {entry.message}"
             if entry.is_dagster_event
@@ -108,7 +108,7 @@ class Deployment:
         return self.output(step).joinpath(".executor_status.lock").exists()
 
     def status_of(self, step: str) -> str | None:
-        """What the status file of a step's output says."""
+        """The status file of a step's output."""
         file = self.output(step) / ".executor_status"
         return file.read_text() if file.exists() else None
 
@@ -126,7 +126,7 @@ class Deployment:
         return pickle.loads(self.server.home.joinpath("storage", asset).read_bytes())
 
     def stale(self, *assets: str) -> dict[str, str]:
-        """What the UI says about the assets' freshness."""
+        """The assets' freshness in the UI."""
         nodes = self.server.query(
             "query($keys: [AssetKeyInput!]!) { assetNodes(assetKeys: $keys) "
             "{ assetKey { path } staleStatus } }",

@@ -7,7 +7,7 @@ import dagster as dg
 
 @dg.asset(deps=["summary"])
 def report(context: dg.AssetExecutionContext) -> str:
-    """Finds the step's output where its latest materialization says it is."""
+    """Finds the step's output at the path in its latest materialization."""
     event = context.instance.get_latest_materialization_event(dg.AssetKey("summary"))
     assert event is not None
     assert event.asset_materialization is not None

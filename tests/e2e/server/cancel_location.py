@@ -12,7 +12,7 @@ from marin_dagster import StepSpec, build_definitions, marin_executor
 
 
 def note(name: str, what: str = "started") -> None:
-    """Tell the test how far a step's function is."""
+    """Report to the test how far a step's function is."""
     Path(os.environ["MARIN_PREFIX"], f"{name}.{what}").touch()
 
 

@@ -67,7 +67,7 @@ def lay_out(steps: Iterable[StepSpec]) -> None:
 
 
 def let_know(instance: dg.DagsterInstance, steps: Iterable[StepSpec]) -> None:
-    """Tell the instance of the steps' outputs, as the run did that has built them."""
+    """Report the steps' outputs to the instance, as the run that built them did."""
     for step in steps:
         instance.report_runless_asset_event(
             dg.AssetMaterialization(step.name, tags={"dagster/data_version": step.hash_id})
@@ -166,6 +166,6 @@ def test_a_chain_of_twenty_whose_fifteenth_failed_runs_six_the_second_time(
         begun = {event.step_key for event in second.all_events if event.is_step_start}
 
     assert calls.read_text().split() == names(15, 20)
-    # A new run says of the others that they are there; one from failure leaves them out.
+    # A new run reports the others as cached; one from failure leaves them out.
     assert begun == set(names(15, 20) if options else names(1, 20))
     assert [status_of(step) for step in chain_job.chain()] == ["SUCCESS"] * 20

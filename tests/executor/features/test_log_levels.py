@@ -45,7 +45,7 @@ def lines(first: str, *levels: str, name: str = "") -> list[str]:
     return [f"{first} {name} {level}" for level in levels]
 
 
-def said(text: str) -> list[str]:
+def log_lines(text: str) -> list[str]:
     """The messages in a log, sorted."""
     return sorted(found[0] for found in re.finditer(r"(root|mine) \S* \w+$", text, re.MULTILINE))
 
@@ -91,7 +91,7 @@ def test_a_steps_log_has_info_unless_the_runs_config_chooses_another_level(
 ) -> None:
     run = _run(instance, step("talk", talk, **fields), **config)
 
-    assert said(log_of(instance, run, "talk", "stderr")) == sorted(
+    assert log_lines(log_of(instance, run, "talk", "stderr")) == sorted(
         lines("root", *levels) + lines("mine", *levels)
     )
     if not fields:  # elsewhere in the process, logging is as it was
@@ -183,7 +183,7 @@ def test_lines_of_managed_loggers_are_in_dagsters_log_of_their_step_and_in_its_o
         (name, line) for name in ("one", "two") for line in all_lines(name, for_dagster)
     )
     for name, log in logs.items():
-        assert said(log) == sorted(all_lines(name, for_dagster | for_steps))
+        assert log_lines(log) == sorted(all_lines(name, for_dagster | for_steps))
 
 
 def test_a_job_logs_at_the_levels_of_managed_loggers() -> None:
@@ -192,7 +192,7 @@ def test_a_job_logs_at_the_levels_of_managed_loggers() -> None:
         run = _run(instance, step("talk", talk, **IN_A_PROCESS), log_level="WARNING")
         log = log_of(instance, run, "talk", "stderr")
 
-    assert said(log) == sorted(lines("root", *LEVELS[2:]) + lines("mine", *LEVELS))
+    assert log_lines(log) == sorted(lines("root", *LEVELS[2:]) + lines("mine", *LEVELS))
 
 
 def _die() -> None:

@@ -1,4 +1,4 @@
-"""Dagster's ways to say which steps run now: pools, priorities, retry delays, step dependencies.
+"""Dagster's ways to decide which steps run now: pools, priorities, retry delays, step dependencies.
 
 A translator puts steps in pools; here some ops are changed instead, so that others stay out.
 """

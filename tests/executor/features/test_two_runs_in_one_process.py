@@ -82,11 +82,11 @@ def test_on_one_graph_each_function_runs_once_and_its_log_is_with_the_run_that_b
     assert [run.success for run in runs] == [True, True]
     assert sorted(calls) == sorted(one.name for one in steps)
     for one in steps:
-        said = {}
+        logs = {}
         for run in runs:
             cache = metadata_of(run.materialized()[one.name])["marin/cache"]
-            said[cache] = log_of(instance, run, one.name)
-        assert said == {"built": f"building {one.name}\n", "hit": ""}
+            logs[cache] = log_of(instance, run, one.name)
+        assert logs == {"built": f"building {one.name}\n", "hit": ""}
         assert status_of(one) == "SUCCESS"
         assert not is_locked(one)
 
