@@ -11,7 +11,8 @@ import pytest
 from helpers.processes import answers, free_port, running_process
 
 if TYPE_CHECKING:
-    # The tests of the lower layers load neither.
+    # The tests of the lower layers load none of these.
+    from alembic.config import Config
     from dagster import DagsterInstance
 
     from helpers.runs import Recorder
@@ -35,6 +36,27 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if STARTS_A_SERVER.intersection(getattr(item, "fixturenames", ())):
             item.add_marker("server")
+
+
+def pytest_collection_finish() -> None:
+    if "alembic.script" in sys.modules:
+        _load_migrations_once()
+
+
+def _load_migrations_once() -> None:
+    """Keep Dagster's migrations in memory: each new storage would import some 90 files again."""
+    from alembic.script import ScriptDirectory
+
+    load = ScriptDirectory.from_config
+    loaded: dict[str | None, ScriptDirectory] = {}
+
+    def load_once(config: "Config") -> ScriptDirectory:
+        location = config.get_main_option("script_location")
+        if location not in loaded:
+            loaded[location] = load(config)
+        return loaded[location]
+
+    ScriptDirectory.from_config = staticmethod(load_once)  # type: ignore[method-assign]
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
