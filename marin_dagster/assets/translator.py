@@ -1,12 +1,10 @@
 """``DagsterMarinTranslator``: how a step looks in Dagster. Subclass it to change that."""
 
-import functools
-import inspect
 import json
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from itertools import islice
 from typing import Any
 
@@ -27,7 +25,7 @@ from marin_dagster.events.metadata_keys import (
     SOURCE,
     VERSION,
 )
-from marin_dagster.steps import StepLike, step_function, step_resources
+from marin_dagster.steps import StepLike, step_resources
 from marin_dagster.steps.attributes import identity_hash, leaves_in
 from marin_dagster.steps.protocol import (
     address,
@@ -38,7 +36,7 @@ from marin_dagster.steps.protocol import (
     data_version,
     is_pinned,
 )
-from marin_dagster.steps.remote import is_remote
+from marin_dagster.steps.remote import written_function
 from marin_dagster.steps.resources import resources_dict
 
 _NOT_IN_KEYS = re.compile(r"[^A-Za-z0-9_.-]")
@@ -85,7 +83,7 @@ class DagsterMarinTranslator:
             key=self.get_asset_key(step),
             deps=list(dict.fromkeys(self.get_asset_key(dep) for dep in step.deps)),
             kinds={"marin"} if resources is None else {"marin", resources.device.kind},
-            description=_written(step)[1],
+            description=written_function(step)[1],
             tags=_tags(step),
             code_version=code_version(step),
             metadata=_metadata(step, resources),
@@ -137,7 +135,7 @@ def _metadata(step: StepLike, resources: Any) -> dict[str, Any]:
         metadata[SOURCE] = step.output_path
     if resources is not None:
         metadata[RESOURCES] = dg.MetadataValue.json(resources_dict(resources))
-    code = getattr(_written(step)[0], "__code__", None)
+    code = getattr(written_function(step)[0], "__code__", None)
     if code is not None:
         with without_beta_warnings():
             reference = dg.LocalFileCodeReference(
@@ -172,31 +170,6 @@ def _tags(step: StepLike) -> dict[str, str]:
         (key, text) for key, text in texts if _TAG_KEY.fullmatch(key) and _TAG_VALUE.fullmatch(text)
     )
     return dict(islice(fit, _MOST_TAGS))
-
-
-def _written(step: StepLike) -> tuple[Callable[..., Any] | None, str | None]:
-    """The function inside wrappers and partials, and its docstring.
-
-    For a callable object: its ``__call__``, and the docstring of that or else of the class.
-    """
-    function: Any = step_function(step)
-    while function is not None:
-        if isinstance(function, functools.partial):
-            function = function.func
-        elif is_remote(function):
-            function = function.fn
-        elif hasattr(function, "__wrapped__"):
-            function = function.__wrapped__
-        elif inspect.isroutine(function):
-            return function, _clean(function.__doc__)
-        else:
-            call = type(function).__call__
-            return call, _clean(call.__doc__ or type(function).__doc__)
-    return None, None
-
-
-def _clean(doc: str | None) -> str | None:
-    return inspect.cleandoc(doc) if doc else None
 
 
 def key_part(text: str) -> str:

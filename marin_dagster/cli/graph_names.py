@@ -51,8 +51,9 @@ class NamedGraph:
         if isinstance(self.value, list):
             found = StepGraph.from_steps(self.value)
         else:
-            from marin_dagster.cli.step_assets import graph_of
+            from marin_dagster.cli.step_assets import check_unpartitioned, graph_of
 
+            check_unpartitioned(self.value, self.name)
             found = graph_of(self.value)
         if not found.steps:
             raise GraphError(f"{self.name} has no steps.")
@@ -61,6 +62,9 @@ class NamedGraph:
     def definitions(self) -> "dg.Definitions":
         """Its Definitions, or Definitions made of its steps."""
         if not isinstance(self.value, list):
+            from marin_dagster.cli.step_assets import check_unpartitioned
+
+            check_unpartitioned(self.value, self.name)
             return self.value
         from marin_dagster.definitions import build_definitions
 

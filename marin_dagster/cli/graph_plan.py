@@ -14,6 +14,7 @@ from marin_dagster.cache.status import STATUS_FILE
 from marin_dagster.cli.graph_names import NamedGraph
 from marin_dagster.cli.settings import Settings
 from marin_dagster.cli.step_assets import StepAssets
+from marin_dagster.cli.step_names import path_of
 from marin_dagster.errors import GraphError, RoutingError
 from marin_dagster.executor.decisions import Decisions
 from marin_dagster.executor.graph_decisions import decide_planned
@@ -157,14 +158,6 @@ def _key(graph: StepGraph, key_at: Mapping[str, str], name: str) -> str:
     if path not in key_at:
         raise GraphError(f"step {name!r} is not selected, or no run builds it.")
     return key_at[path]
-
-
-def path_of(graph: StepGraph, name: str) -> str:
-    """:meth:`StepGraph.path_of`, with a GraphError."""
-    try:
-        return graph.path_of(name)
-    except KeyError as error:
-        raise GraphError(str(error.args[0])) from error
 
 
 def _overrides(

@@ -10,8 +10,11 @@ from typing import Any
 import click
 
 from marin_dagster.cli.exits import INTERRUPTED, Unusable
+from marin_dagster.cli.explain import explain
+from marin_dagster.cli.outputs import adopt, invalidate, unlock
 from marin_dagster.cli.plan import plan
 from marin_dagster.cli.run import run
+from marin_dagster.cli.status import status
 from marin_dagster.errors import MarinDagsterError, MarinDagsterWarning
 
 _EPILOG = (
@@ -65,5 +68,5 @@ def main() -> None:
     """
 
 
-for _command in (plan, run):
+for _command in (plan, run, status, explain, unlock, invalidate, adopt):
     main.add_command(_command)

@@ -79,6 +79,13 @@ def graph_options(command: F) -> F:
     return with_choice  # type: ignore[return-value]
 
 
+def step_argument(name: str, **settings: Any) -> Callable[[F], F]:
+    """An argument that names steps: by name, name with hash, address or output path."""
+    return click.argument(
+        name, metavar="STEP" if "nargs" not in settings else "STEP...", **settings
+    )
+
+
 select_option = click.option(
     "--select",
     metavar="SELECTION",

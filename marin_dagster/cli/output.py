@@ -24,6 +24,8 @@ STYLES = {
     "finished": "green",
     "failed": "red",
     "blocked": "red",
+    "unknown": "red",
+    "interrupted": "magenta",
     "error": "red",
 }
 """The colours of states; others have none."""
@@ -72,3 +74,18 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
 def counted(count: int, what: str) -> str:
     """``1 step``, ``2 steps``."""
     return f"{count} {what}{'s' * (count != 1)}"
+
+
+def file_size(count: int) -> str:
+    """Bytes as people read them: ``3.2 MiB``."""
+    size = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} TiB"
+
+
+def short_time(text: str | None) -> str:
+    """A time in ISO 8601 without its time zone; empty for None."""
+    return (text or "")[:19].replace("T", " ")

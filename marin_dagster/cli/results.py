@@ -2,7 +2,18 @@
 
 from collections.abc import Mapping
 
+from marin_dagster.cli.explain import ExplainResult
+from marin_dagster.cli.outputs import AdoptResult, InvalidateResult, UnlockResult
 from marin_dagster.cli.plan import PlanResult
 from marin_dagster.cli.run import RunResult
+from marin_dagster.cli.status import StatusResult
 
-RESULTS: Mapping[str, type] = {"plan": PlanResult, "run": RunResult}
+RESULTS: Mapping[str, type] = {
+    "plan": PlanResult,
+    "run": RunResult,
+    "status": StatusResult,
+    "explain": ExplainResult,
+    "unlock": UnlockResult,
+    "invalidate": InvalidateResult,
+    "adopt": AdoptResult,
+}

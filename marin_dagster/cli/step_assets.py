@@ -102,6 +102,20 @@ class StepAssets:
         ).resolve_job_def(JOB)
 
 
+def check_unpartitioned(definitions: dg.Definitions, name: str) -> None:
+    """Refuse assets with partitions: which of their steps are meant, only their function knows.
+
+    Raises:
+        GraphError: an asset has partitions.
+    """
+    for one in StepAssets(definitions).planned.values():
+        if one.op.partitions is not None:
+            raise GraphError(
+                f"{name}: asset {one.asset.key.to_user_string()!r} has partitions. Name the "
+                "function that returns the steps of a partition, and give --partition."
+            )
+
+
 def graph_of(definitions: dg.Definitions) -> StepGraph:
     """The graph of all steps in the definitions."""
     graphs = {id(one.op.graph): one.op.graph for one in StepAssets(definitions).planned.values()}

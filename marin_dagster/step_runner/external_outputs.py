@@ -21,7 +21,7 @@ def external_faults(
         step = graph.steps[path]
         try:
             if adopted_source(step) is not None:
-                StepCache().register(step, _adopt, retry_failed=retry_failed, warn=drifts.warn)
+                StepCache().register(step, adopt, retry_failed=retry_failed, warn=drifts.warn)
             else:
                 _check_external(step, drifts)
         except Exception as error:  # the function may be Marin's
@@ -52,5 +52,6 @@ def _check_external(step: StepLike, drifts: DriftLog) -> None:
         )
 
 
-def _adopt(attempt: Attempt) -> None:
+def adopt(attempt: Attempt) -> None:
+    """Run the function of a step that adopts data, which writes the record."""
     attempt.result = run_inline(attempt.step)

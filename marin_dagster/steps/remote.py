@@ -1,5 +1,7 @@
 """``@remote``: where a function should run, and reading that from any step."""
 
+import functools
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, ParamSpec, TypeVar, overload
@@ -102,3 +104,28 @@ def step_resources(step: StepLike) -> Any | None:
 def is_remote(fn: Any) -> bool:
     """Whether ``fn`` is a :class:`RemoteCallable`, ours or Marin's."""
     return callable(getattr(fn, "fn", None)) and hasattr(fn, "resources")
+
+
+def written_function(step: StepLike) -> tuple[Callable[..., Any] | None, str | None]:
+    """The function inside wrappers and partials, and its docstring.
+
+    For a callable object: its ``__call__``, and the docstring of that or else of the class.
+    """
+    function: Any = step_function(step)
+    while function is not None:
+        if isinstance(function, functools.partial):
+            function = function.func
+        elif is_remote(function):
+            function = function.fn
+        elif hasattr(function, "__wrapped__"):
+            function = function.__wrapped__
+        elif inspect.isroutine(function):
+            return function, _clean(function.__doc__)
+        else:
+            call = type(function).__call__
+            return call, _clean(call.__doc__ or type(function).__doc__)
+    return None, None
+
+
+def _clean(doc: str | None) -> str | None:
+    return inspect.cleandoc(doc) if doc else None
