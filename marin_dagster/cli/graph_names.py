@@ -1,30 +1,21 @@
 """Loads the graph that a name stands for: ``module:attribute`` or ``file.py:attribute``."""
 
-import hashlib
-import importlib
-import importlib.util
 import inspect
 import sys
-import traceback
 import types
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
-from marin_dagster.errors import GraphError, MarinDagsterError
-
-T = TypeVar("T")
+from marin_dagster.cli.graph_modules import GraphNameError, call_users_code, import_module
+from marin_dagster.errors import GraphError
 
 if TYPE_CHECKING:
     import dagster as dg
 
     from marin_dagster.steps import StepGraph
-
-
-class GraphNameError(MarinDagsterError):
-    """A name that leads to no graph."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +84,7 @@ def load_named(
         )
     folder = folder or Path.cwd()
     with redirect_stdout(sys.stderr):
-        module = _module(where, folder)
+        module = import_module(where, folder)
         if not hasattr(module, attribute):
             graphs = ", ".join(f"{where}:{one}" for one in _candidates(module))
             hint = f" It has {graphs}." if graphs else ""
@@ -101,77 +92,6 @@ def load_named(
         value = _value(getattr(module, attribute), name, partition)
     file = getattr(module, "__file__", None)
     return NamedGraph(name, file, _line(file, attribute), value)
-
-
-def _module(where: str, folder: Path) -> types.ModuleType:
-    path = folder / where
-    if not where.endswith(".py") and "/" not in where:
-        _search_first(folder)
-        return _imported(lambda: importlib.import_module(where), where)
-    if not path.is_file():
-        raise GraphNameError(f"there is no file {path}.")
-    path = path.resolve()
-    _search_first(path.parent)
-    name = path.stem
-    loaded = sys.modules.get(name)
-    if loaded is not None and getattr(loaded, "__file__", None) == str(path):
-        return loaded
-    if loaded is not None:
-        # Of another file: an installed module, or a graph that was loaded before.
-        name = f"{name}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
-    return _imported(lambda: _execute(name, path), where)
-
-
-def _execute(name: str, path: Path) -> types.ModuleType:
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
-        raise GraphNameError(f"{path} is not a Python file.")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    try:
-        spec.loader.exec_module(module)
-    except BaseException:
-        del sys.modules[name]
-        raise
-    return module
-
-
-def _search_first(folder: Path) -> None:
-    """As ``python -m`` and ``python file.py`` do."""
-    if str(folder) not in sys.path:
-        sys.path.insert(0, str(folder))
-
-
-def _imported(load: Callable[[], T], where: str) -> T:
-    """What ``load`` returns; an exception of the user's code becomes one line."""
-    try:
-        return load()
-    except MarinDagsterError:
-        raise
-    except (Exception, SystemExit) as error:
-        is_own = isinstance(error, ModuleNotFoundError) and error.name == where.partition(".")[0]
-        if is_own:
-            raise GraphNameError(
-                f"there is no module {where!r}. Run this where it can be imported, or name a file: "
-                f"{where.replace('.', '/')}.py:attribute."
-            ) from error
-        raise GraphNameError(
-            f"{where} raised {type(error).__name__}: {error}{_place(error)}. Mend it, or see the "
-            "traceback with --debug."
-        ) from error
-
-
-def _place(error: BaseException) -> str:
-    """The last line of code outside this package and Python's import machinery."""
-    if isinstance(error, SyntaxError):
-        return ""  # its message names the line
-    own = str(Path(__file__).parents[1])
-    frames = [
-        frame
-        for frame in traceback.extract_tb(error.__traceback__)
-        if not frame.filename.startswith((own, "<frozen"))
-    ]
-    return f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
 
 
 def _value(found: Any, name: str, partition: str | None) -> Any:
@@ -219,7 +139,7 @@ def _call(function: Callable[..., Any], name: str, partition: str | None) -> Any
     if partition is not None and not inspect.signature(function).parameters:
         raise GraphNameError(f"{name} takes no parameter, so it has no partitions.")
     arguments = () if partition is None else (partition,)
-    return _imported(lambda: function(*arguments), name)
+    return call_users_code(lambda: function(*arguments), name)
 
 
 def _is_definitions(value: Any) -> bool:

@@ -113,7 +113,7 @@ def plan_graph(
         for key in keys:
             name = planned[key].step.name_with_hash
             execution["steps"][name] = {**execution["steps"].get(name, {}), "runner": runner}
-    routing = Routing(_routing_config(execution), assets.runners)
+    routing, overrides = routing_of(graph, assets, execution)
     try:
         decisions, outcomes = decide_planned(
             planned,
@@ -121,7 +121,7 @@ def plan_graph(
             retry_failed=retry,
             instance=instance,
             forced=forced,
-            overrides=_overrides(graph, key_at, routing.config.steps),
+            overrides=overrides,
             cache_for=assets.cache_for,
         )
     finally:
@@ -143,6 +143,25 @@ def plan_graph(
             "force": sorted(planned[key].step.name_with_hash for key in forced),
         },
     )
+
+
+def routing_of(
+    graph: StepGraph, assets: StepAssets, execution: Mapping[str, Any]
+) -> tuple[Routing, dict[str, StepOverride]]:
+    """The runners and routes in an executor's config, and its settings for steps by step key.
+
+    Args:
+        graph: all steps.
+        assets: those that a run can build.
+        execution: the config.
+
+    Raises:
+        GraphError: a setting names no step.
+        RoutingError: the runners or routes are not valid.
+    """
+    key_at = {one.step.output_path: key for key, one in assets.planned.items()}
+    routing = Routing(_routing_config(execution), assets.runners)
+    return routing, _overrides(graph, key_at, routing.config.steps)
 
 
 def _routing_config(execution: Mapping[str, Any]) -> RoutingConfig:

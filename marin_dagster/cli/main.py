@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from marin_dagster.cli.check import check
 from marin_dagster.cli.exits import INTERRUPTED, Unusable
 from marin_dagster.cli.explain import explain
 from marin_dagster.cli.outputs import adopt, invalidate, unlock
@@ -68,5 +69,5 @@ def main() -> None:
     """
 
 
-for _command in (plan, run, status, explain, unlock, invalidate, adopt):
+for _command in (plan, run, status, explain, unlock, invalidate, adopt, check):
     main.add_command(_command)

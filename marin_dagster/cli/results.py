@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 
+from marin_dagster.cli.check import CheckResult
 from marin_dagster.cli.explain import ExplainResult
 from marin_dagster.cli.outputs import AdoptResult, InvalidateResult, UnlockResult
 from marin_dagster.cli.plan import PlanResult
@@ -16,4 +17,5 @@ RESULTS: Mapping[str, type] = {
     "unlock": UnlockResult,
     "invalidate": InvalidateResult,
     "adopt": AdoptResult,
+    "check": CheckResult,
 }

@@ -3,7 +3,7 @@
 import functools
 import warnings
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from types import MappingProxyType
@@ -56,19 +56,8 @@ class StepGraph:
         steps: dict[str, StepLike] = {}
         folders: dict[str, StepLike] = {}
         for step in deps_first(wanted):
-            _check_attributes(step)
-            _check_execution(step)
-            check_step_path(step)
+            _check_step(step, folders)
             steps.setdefault(step.output_path, step)
-            # A path can be spelled in several ways, but all steps must spell it the same.
-            known = folders.setdefault(join(step.output_path.removeprefix("file://"), ""), step)
-            if (known.name_with_hash, known.output_path) != (step.name_with_hash, step.output_path):
-                raise CollisionError(
-                    f"steps {known.name_with_hash!r} and {step.name_with_hash!r} both write to "
-                    f"{step.output_path}. Change override_output_path of one of them."
-                )
-            if known is not step:
-                _warn_if_functions_differ(known, step)
         return cls(
             steps=MappingProxyType(steps),
             terminals=tuple(dict.fromkeys(step.output_path for step in wanted)),
@@ -217,6 +206,53 @@ def _readers(graph: StepGraph, path: str, chosen: frozenset[str]) -> set[str]:
     return found
 
 
+def graph_faults(terminals: Iterable[Any]) -> Iterator[tuple[StepLike | None, GraphError]]:
+    """Every reason for which :meth:`StepGraph.from_steps` would refuse these steps, each with its
+    step; None for a ring, and for what is not a step. Steps downstream of a wrong one are left out:
+    their hashes do not exist.
+
+    Args:
+        terminals: as for :meth:`StepGraph.from_steps`.
+    """
+    try:
+        order = deps_first(lowered(terminals))
+    except GraphError as error:
+        yield None, error
+        return
+    folders: dict[str, StepLike] = {}
+    wrong: set[int] = set()
+    for step in order:
+        if any(id(dep) in wrong for dep in step.deps):
+            wrong.add(id(step))
+            continue
+        try:
+            _check_step(step, folders)
+        except GraphError as error:
+            wrong.add(id(step))
+            yield step, error
+
+
+def _check_step(step: StepLike, folders: dict[str, StepLike]) -> None:
+    """Check a step whose dependencies have been checked.
+
+    Args:
+        step: the step.
+        folders: the steps so far by output path, however it is spelled; receives this one.
+    """
+    _check_attributes(step)
+    _check_execution(step)
+    check_step_path(step)
+    # A path can be spelled in several ways, but all steps must spell it the same.
+    known = folders.setdefault(join(step.output_path.removeprefix("file://"), ""), step)
+    if (known.name_with_hash, known.output_path) != (step.name_with_hash, step.output_path):
+        raise CollisionError(
+            f"steps {known.name_with_hash!r} and {step.name_with_hash!r} both write to "
+            f"{step.output_path}. Change override_output_path of one of them."
+        )
+    if known is not step:
+        _warn_if_functions_differ(known, step)
+
+
 def _check_attributes(step: StepLike) -> None:
     if not isinstance(step.hash_attrs, Mapping):
         raise GraphError(
@@ -234,7 +270,7 @@ def _check_attributes(step: StepLike) -> None:
                     f"({dep_path}), so its hash changes with the store's address. Leave the path "
                     "out of hash_attrs and read it from the dependency in the function.",
                     MarinDagsterWarning,
-                    stacklevel=3,
+                    stacklevel=4,
                 )
 
 
@@ -247,7 +283,7 @@ def _warn_if_functions_differ(known: StepLike, step: StepLike) -> None:
             f"({', '.join(str(code.co_name) for code in codes)}); only the first will run. Give "
             "them different names or attributes.",
             MarinDagsterWarning,
-            stacklevel=3,
+            stacklevel=4,
         )
 
 
