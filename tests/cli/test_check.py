@@ -77,8 +77,8 @@ steps = [StepSpec("two", deps=[one], hash_attrs={"reads": one.output_path}, fn=b
         (
             "absolute",
             [
-                ("warning", "absolute-path", "hash_attrs.at is an absolute path (/data/x)", "x"),
                 ("warning", "absolute-path", "hash_attrs.at_home[0] is an absolute path", "x"),
+                ("warning", "absolute-path", "hash_attrs.at is an absolute path (/data/x)", "x"),
             ],
         ),
         ("no function", [("warning", "missing-function", "has no function", "given")]),
