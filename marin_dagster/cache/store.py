@@ -162,6 +162,29 @@ class OutputDir:
                 return []
             return [path.rstrip("/").rpartition("/")[2] for path in found]
 
+    def entries(self) -> tuple[list[str], list[str]]:
+        """Names of the files and of the folders directly in the folder, without symbolic links to
+        folders; both empty when it does not exist.
+
+        Raises:
+            StoreTimeoutError: the store did not answer.
+            StoreError: the store refused.
+        """
+        files: list[str] = []
+        folders: list[str] = []
+        with self._asking("list", ""):
+            try:
+                found = self._ls(detail=True)
+            except (FileNotFoundError, NotADirectoryError):
+                return files, folders
+            for entry in found:
+                name = entry["name"].rstrip("/").rpartition("/")[2]
+                if entry["type"] != "directory":
+                    files.append(name)
+                elif not entry.get("islink") and name:
+                    folders.append(name)
+        return files, folders
+
     def modified(self, name: str) -> datetime | None:
         """When the file was last written, by the store's clock; None if it does not know."""
         try:
@@ -195,16 +218,16 @@ class OutputDir:
             found = self.fs.find(self.path, detail=True)
         return found
 
-    def _ls(self) -> list[str]:
+    def _ls(self, *, detail: bool = False) -> list[Any]:
         from fsspec.asyn import sync
 
-        found: list[str]
+        found: list[Any]
         if getattr(self.fs, "async_impl", False) and hasattr(self.fs, "_ls"):
             # As in _find.
             listing, patience = self.fs._ls, _PATIENCE_S
-            found = sync(self.fs.loop, listing, self.path, detail=False, timeout=patience)
+            found = sync(self.fs.loop, listing, self.path, detail=detail, timeout=patience)
         else:
-            found = self.fs.ls(self.path, detail=False)
+            found = self.fs.ls(self.path, detail=detail)
         return found
 
     def _write_local(self, path: str, data: bytes) -> None:

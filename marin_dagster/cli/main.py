@@ -12,6 +12,7 @@ import click
 from marin_dagster.cli.check import check
 from marin_dagster.cli.exits import INTERRUPTED, Unusable
 from marin_dagster.cli.explain import explain
+from marin_dagster.cli.lineage import lineage
 from marin_dagster.cli.outputs import adopt, invalidate, unlock
 from marin_dagster.cli.plan import plan
 from marin_dagster.cli.run import run
@@ -69,5 +70,5 @@ def main() -> None:
     """
 
 
-for _command in (plan, run, status, explain, unlock, invalidate, adopt, check):
+for _command in (plan, run, status, explain, unlock, invalidate, adopt, check, lineage):
     main.add_command(_command)

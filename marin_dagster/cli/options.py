@@ -44,6 +44,13 @@ class GraphChoice:
         return load_named(self.settings.graph, folder=folder, partition=self.partition)
 
 
+prefix_option = click.option(
+    "--prefix",
+    metavar="FOLDER",
+    help="Folder or URL of the outputs, instead of MARIN_PREFIX.",
+)
+
+
 def graph_options(command: F) -> F:
     """Adds ``--graph``, ``--prefix`` and ``--partition``; the command gets a :class:`GraphChoice`
     named ``choice``."""
@@ -62,11 +69,7 @@ def graph_options(command: F) -> F:
             metavar="KEY",
             help="Call the graph's function with the key of this partition.",
         ),
-        click.option(
-            "--prefix",
-            metavar="FOLDER",
-            help="Folder or URL of the outputs, instead of MARIN_PREFIX.",
-        ),
+        prefix_option,
         click.option(
             "-g",
             "--graph",

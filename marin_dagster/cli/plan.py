@@ -166,23 +166,17 @@ def _why(one: PlannedAction) -> str:
 
 
 def _tree(result: PlanResult) -> Iterator[str]:
+    from marin_dagster.cli.trees import tree_lines
+
     by_path = {one.path: one for one in result.steps}
     read = {dep for one in result.steps for dep in one.deps}
-    shown: set[str] = set()
-    # Without recursion, so that chains of any length work.
-    waiting: list[tuple[PlannedAction, str, str]] = [
-        (one, "", "") for one in reversed(result.steps) if one.path not in read
-    ]
-    while waiting:
-        one, lead, below = waiting.pop()
-        again = one.path in shown
-        note = "shown above" if again else _why(one)
-        yield f"{lead}{one.step}  {styled(one.action)}  {note}"
-        if again:
-            continue
-        shown.add(one.path)
-        deps = [by_path[dep] for dep in one.deps if dep in by_path]
-        for number, dep in reversed(list(enumerate(deps))):
-            is_last = number == len(deps) - 1
-            branch, more = ("└── ", "    ") if is_last else ("├── ", "│   ")
-            waiting.append((dep, below + branch, below + more))
+
+    def label(path: str, again: bool) -> str:
+        one = by_path[path]
+        return f"{one.step}  {styled(one.action)}  {'shown above' if again else _why(one)}"
+
+    return tree_lines(
+        [path for path in by_path if path not in read],
+        lambda path: [dep for dep in by_path[path].deps if dep in by_path],
+        label,
+    )

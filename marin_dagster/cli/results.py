@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 from marin_dagster.cli.check import CheckResult
 from marin_dagster.cli.explain import ExplainResult
+from marin_dagster.cli.lineage import LineageResult
 from marin_dagster.cli.outputs import AdoptResult, InvalidateResult, UnlockResult
 from marin_dagster.cli.plan import PlanResult
 from marin_dagster.cli.run import RunResult
@@ -18,4 +19,5 @@ RESULTS: Mapping[str, type] = {
     "invalidate": InvalidateResult,
     "adopt": AdoptResult,
     "check": CheckResult,
+    "lineage": LineageResult,
 }

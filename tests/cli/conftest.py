@@ -22,6 +22,7 @@ from functools import partial
 from pathlib import Path
 
 import dagster as dg
+import fsspec
 
 from marin_dagster import StepSpec, build_definitions
 
@@ -35,7 +36,8 @@ def write(output_path, name, says=None):
         calls.write(name + "\\n")
     if name in SETTINGS.get("failing", []):
         raise RuntimeError(f"{name} fails on purpose")
-    Path(output_path, "data.txt").write_text(name)
+    with fsspec.open(f"{output_path}/data.txt", "w") as file:
+        file.write(name)
     return {"size": 1}
 
 
