@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from marin_dagster.cli.check import check
+from marin_dagster.cli.diff import diff
 from marin_dagster.cli.exits import INTERRUPTED, Unusable
 from marin_dagster.cli.explain import explain
 from marin_dagster.cli.lineage import lineage
@@ -70,5 +71,5 @@ def main() -> None:
     """
 
 
-for _command in (plan, run, status, explain, unlock, invalidate, adopt, check, lineage):
+for _command in (plan, run, status, explain, unlock, invalidate, adopt, check, lineage, diff):
     main.add_command(_command)

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from marin_dagster.cli.check import CheckResult
+from marin_dagster.cli.diff import DiffResult
 from marin_dagster.cli.explain import ExplainResult
 from marin_dagster.cli.lineage import LineageResult
 from marin_dagster.cli.outputs import AdoptResult, InvalidateResult, UnlockResult
@@ -20,4 +21,5 @@ RESULTS: Mapping[str, type] = {
     "adopt": AdoptResult,
     "check": CheckResult,
     "lineage": LineageResult,
+    "diff": DiffResult,
 }

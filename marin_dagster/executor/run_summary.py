@@ -7,6 +7,7 @@ import dagster as dg
 from marin_dagster._compat import ExecutionPlan
 from marin_dagster.events.metadata_keys import CACHE
 from marin_dagster.executor.decisions import Decisions
+from marin_dagster.steps.text import spoken
 
 
 @dataclass(eq=False)
@@ -56,14 +57,6 @@ class RunSummary:
         counts = {**groups, "not run": rest}
         named = [f"{len(keys)} {what}" for what, keys in counts.items() if keys]
         return f"Result: {', '.join(named) or 'no steps'}."
-
-
-def spoken(seconds: float) -> str:
-    """A duration in words: ``7.5 s``, ``41 min``, ``3 h 20 min``."""
-    if seconds < 59.5:
-        return f"{seconds:.1f} s" if seconds < 9.95 else f"{seconds:.0f} s"
-    hours, minutes = divmod(round(seconds / 60), 60)
-    return f"{hours} h {minutes} min" if hours else f"{minutes} min"
 
 
 def _saved(decisions: Decisions, served: set[str]) -> str:

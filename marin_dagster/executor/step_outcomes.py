@@ -1,6 +1,5 @@
 """``StepOutcome``: what a run does with a step, and why; the same for real and dry runs."""
 
-import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from marin_dagster.cache.expected_reasons import ExpectedReasons
 from marin_dagster.executor.decisions import Decisions
 from marin_dagster.executor.run_steps import by_graph
 from marin_dagster.steps.protocol import address
-from marin_dagster.steps.text import summarize
+from marin_dagster.steps.text import markdown_cell, summarize
 
 RUN, SERVED, PRUNED, BLOCKED = "run", "served", "pruned", "blocked"
 
@@ -83,7 +82,7 @@ def outcomes_table(outcomes: Iterable[StepOutcome]) -> str:
             if outcome.changed_itself and len(outcome.roots) == 1
             else summarize(outcome.roots),
         )
-        lines.append(f"| {' | '.join(map(_cell, cells))} |")
+        lines.append(f"| {' | '.join(map(markdown_cell, cells))} |")
     if left_out := Counter(outcome.becomes for outcome in rows[_MOST_ROWS:]):
         lines += ["", f"And more: {', '.join(f'{n} {what}' for what, n in left_out.items())}."]
     return "\n".join(lines)
@@ -170,8 +169,3 @@ def _few(reasons: tuple[str, ...]) -> str:
     more = len(lines) - _MOST_REASONS
     text = "; ".join([*lines[:_MOST_REASONS], *([f"and {more} more"] if more > 0 else [])])
     return text if len(text) <= _LONGEST_REASON else text[:_LONGEST_REASON] + "…"
-
-
-def _cell(text: str) -> str:
-    """Text without characters that Markdown would read as cells, HTML or links."""
-    return " ".join(re.sub(r"([\\|<\[`*_])", r"\\\1", text).split())

@@ -1,6 +1,7 @@
-"""Short forms of lists and long texts, for messages."""
+"""Short forms of lists, long texts and durations, for messages."""
 
 import difflib
+import re
 from collections.abc import Iterable
 
 MAX_CHARACTERS = 60
@@ -40,3 +41,16 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     """A sentence, with a space before it, that names up to 3 similar names; empty without any."""
     close = difflib.get_close_matches(name, list(known), n=3)
     return f" Did you mean {' or '.join(map(repr, close))}?" if close else ""
+
+
+def spoken(seconds: float) -> str:
+    """A duration in words: ``7.5 s``, ``41 min``, ``3 h 20 min``."""
+    if seconds < 59.5:
+        return f"{seconds:.1f} s" if seconds < 9.95 else f"{seconds:.0f} s"
+    hours, minutes = divmod(round(seconds / 60), 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min"
+
+
+def markdown_cell(text: str) -> str:
+    """Text without characters that Markdown would read as cells, HTML or links."""
+    return " ".join(re.sub(r"([\\|<\[`*_])", r"\\\1", text).split())
