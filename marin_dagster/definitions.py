@@ -61,6 +61,7 @@ def build_definitions(
     example_partitions: Sequence[str] | str = (),
     unpartitioned: Iterable[str] = (),
     backfill_policy: dg.BackfillPolicy | None = None,
+    strict: bool = False,
 ) -> dg.Definitions:
     """Assets with checks, an IO manager, an executor and one job over all; optionally a schedule
     and a sensor.
@@ -102,10 +103,14 @@ def build_definitions(
         unpartitioned: names of steps that all partitions share, where the examples cannot show it.
         backfill_policy: how many partitions a run of a backfill builds; see
             :func:`build_marin_assets`.
+        strict: whether inputs that a step uses without depending on them are errors: here, if its
+            function refers to them, and in a run, if it reads their files. Otherwise they are
+            warnings.
 
     Raises:
         GraphError: the graph is wrong, or those of two partitions do not fit together; see
             :meth:`MarinGraph.of`.
+        UndeclaredInputsError: with ``strict``, see there.
         CollisionError: two steps have one asset key.
         ValueError: ``max_concurrent`` is negative, or ``executor`` and ``runners`` are both given.
     """
@@ -118,6 +123,7 @@ def build_definitions(
         partitions_def=partitions_def,
         example_partitions=example_partitions,
         unpartitioned=unpartitioned,
+        strict=strict,
     )
     assets = build_marin_assets(
         marin, checks=checks, retry_policy=retry_policy, backfill_policy=backfill_policy

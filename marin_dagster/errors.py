@@ -10,6 +10,7 @@
     │   ├── HashAttributeError (TypeError) an attribute that JSON or a fingerprint cannot hold
     │   ├── VersionError                   an artifact without a version, or one not allowed
     │   ├── InputsError (TypeError)        inputs that a step's function cannot take
+    │   ├── UndeclaredInputsError          functions use steps that theirs do not depend on (strict)
     │   └── FingerprintMismatchError       a recipe is not the one that its handle expects
     ├── ResourceError (ValueError)         a resource request that is not valid
     ├── StoreError (OSError)               the store refused to read or write a file of the cache
@@ -41,6 +42,8 @@
 Each message names the step, the path and what to do.
 """
 
+import sys
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -75,6 +78,11 @@ class VersionError(GraphError):
 
 class InputsError(GraphError, TypeError):
     """Inputs that a step's function cannot take."""
+
+
+class UndeclaredInputsError(GraphError):
+    """Functions use outputs of steps that their own steps do not depend on, and the graph is
+    strict."""
 
 
 class FingerprintMismatchError(GraphError):
@@ -178,7 +186,8 @@ class ArtifactTypeMismatchError(StepError):
 
 
 class UndeclaredDependencyError(StepError, ValueError):
-    """A step's configuration asks for an artifact that the step does not depend on."""
+    """A step's configuration asks for an artifact that the step does not depend on, or the function
+    of a strict graph's step has read its output."""
 
 
 class AdoptedDataMissingError(StepError, FileNotFoundError):
@@ -191,3 +200,11 @@ class ResultError(StepError, TypeError):
 
 class MarinDagsterWarning(UserWarning):
     """The graph works, but probably not as meant."""
+
+
+def warn(message: str) -> None:
+    """Issue a :class:`MarinDagsterWarning`, attributed to the code outside this package."""
+    level, frame = 1, sys._getframe()
+    while frame.f_back and str(frame.f_globals.get("__name__")).startswith("marin_dagster."):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, MarinDagsterWarning, stacklevel=level)

@@ -1,7 +1,5 @@
 """``build_marin_assets``: one asset for each step of a graph."""
 
-import sys
-import warnings
 from collections import defaultdict
 from collections.abc import Sequence
 
@@ -11,10 +9,11 @@ from marin_dagster.assets.cache_integrity_check import CHECK_NAME, check_spec
 from marin_dagster.assets.marin_graph import DEFAULT_IO_MANAGER_KEY, MarinGraph, Steps
 from marin_dagster.assets.step_op import OUTPUT_NAME, StepOp
 from marin_dagster.assets.translator import DagsterMarinTranslator
-from marin_dagster.errors import MarinDagsterWarning
+from marin_dagster.errors import warn
 from marin_dagster.steps import StepLike
 from marin_dagster.steps.protocol import is_external
 from marin_dagster.steps.text import summarize
+from marin_dagster.steps.undeclared_inputs import check_undeclared_inputs
 
 MarinAsset = dg.AssetsDefinition | dg.AssetSpec
 
@@ -55,10 +54,13 @@ def build_marin_assets(
     Raises:
         GraphError: the graph is wrong; see :meth:`StepGraph.from_steps`.
         CollisionError: two steps have one asset key.
+        UndeclaredInputsError: functions use steps that theirs do not depend on, and the graph is
+            strict. If it is not, that is a warning.
     """
     marin = MarinGraph.of(
         steps, translator=translator, io_manager_key=io_manager_key, group_name=group_name
     )
+    check_undeclared_inputs(marin.graph, strict=marin.strict)
     _warn_of_shared_names(marin)
     assets: list[MarinAsset] = []
     for path, step in marin.steps.items():
@@ -80,21 +82,11 @@ def _warn_of_shared_names(marin: MarinGraph) -> None:
         if marin.keys[path] != marin.translator.get_asset_key(step):
             shared[step.name].append(marin.keys[path].path[-1])
     for name, ends in shared.items():
-        warnings.warn(
+        warn(
             f"{len(ends)} steps of this graph are called {name!r}: their asset keys get the "
             f"step's hash or version ({summarize(ends)}), and change with it. Give them different "
-            "names to keep one history for each.",
-            MarinDagsterWarning,
-            stacklevel=_callers_level(),
+            "names to keep one history for each."
         )
-
-
-def _callers_level() -> int:
-    """The ``stacklevel`` that attributes a warning to the code outside this package."""
-    level, frame = 1, sys._getframe(1)
-    while frame.f_back and str(frame.f_globals.get("__name__")).startswith("marin_dagster."):
-        level, frame = level + 1, frame.f_back
-    return level
 
 
 def _input_steps(marin: MarinGraph, step: StepLike) -> dict[str, StepLike]:

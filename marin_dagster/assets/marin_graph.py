@@ -48,6 +48,8 @@ class MarinGraph:
     """The steps of each partition; ``graph`` is then that of the reference partition."""
     source: Callable[[], Iterable[StepLike]] | None = None
     """The function that returned the steps, if one did."""
+    strict: bool = False
+    """Whether undeclared inputs are errors, not warnings."""
 
     @classmethod
     def of(
@@ -60,6 +62,7 @@ class MarinGraph:
         partitions_def: dg.PartitionsDefinition[Any] | None = None,
         example_partitions: Sequence[str] | str = (),
         unpartitioned: Iterable[str] = (),
+        strict: bool = False,
     ) -> "MarinGraph":
         """The value for the argument ``steps`` of a builder.
 
@@ -82,6 +85,8 @@ class MarinGraph:
                 for dynamic partitions, which only an instance knows; they need not exist.
             unpartitioned: names of steps that all partitions share, where the examples cannot
                 show it.
+            strict: whether undeclared inputs are errors, not warnings: in the code location, and in
+                the step that reads one.
 
         Raises:
             GraphError: the graph is wrong (see :meth:`StepGraph.from_steps`), ``steps`` and
@@ -95,10 +100,11 @@ class MarinGraph:
                 or io_manager_key not in (DEFAULT_IO_MANAGER_KEY, steps.io_manager_key)
                 or group_name not in (None, steps.group_name)
                 or partitions_def is not None
+                or strict not in (False, steps.strict)
             ):
                 raise ValueError(
-                    "this MarinGraph has another translator, io_manager_key, group_name or "
-                    "partitions_def: give them to MarinGraph.of alone."
+                    "this MarinGraph has another translator, io_manager_key, group_name, "
+                    "partitions_def or strict: give them to MarinGraph.of alone."
                 )
             return steps
         translator = translator or DagsterMarinTranslator()
@@ -112,18 +118,19 @@ class MarinGraph:
                 steps, partitions_def, examples=example_partitions, unpartitioned=unpartitioned
             )
             graph = partitions.steps.reference.graph
-            return cls(graph, translator, io_manager_key, group_name, partitions)
+            return cls(graph, translator, io_manager_key, group_name, partitions, strict=strict)
         if isinstance(steps, StepGraph):
-            return cls(steps, translator, io_manager_key, group_name)
+            return cls(steps, translator, io_manager_key, group_name, strict=strict)
         if not callable(steps):
-            return cls(StepGraph.from_steps(steps), translator, io_manager_key, group_name)
+            graph = StepGraph.from_steps(steps)
+            return cls(graph, translator, io_manager_key, group_name, strict=strict)
         if _needs_an_argument(steps):
             raise GraphError(
                 f"steps is the function {getattr(steps, '__name__', steps)!r}, which takes an "
                 "argument. If it is the key of a partition, give partitions_def, too."
             )
         graph = StepGraph.from_steps(steps())
-        return cls(graph, translator, io_manager_key, group_name, source=steps)
+        return cls(graph, translator, io_manager_key, group_name, source=steps, strict=strict)
 
     def refreshed(self) -> "MarinGraph":
         """The graph of the steps that the function returns now; itself when they are the same.

@@ -42,6 +42,7 @@ from marin_dagster.step_runner.recording import (
 from marin_dagster.steps import StepGraph, StepLike
 from marin_dagster.steps.protocol import address, is_external
 from marin_dagster.steps.text import summarize
+from marin_dagster.steps.undeclared_inputs import check_undeclared_inputs
 
 _JOB = "step_runner"
 # Dagster's console logs every event at DEBUG, some fifty lines for each step.
@@ -151,6 +152,9 @@ class StepRunner:
     instance: dg.DagsterInstance | None = field(default=None, kw_only=True)
     """Where the run is recorded. If it monitors runs and its launcher checks their workers, such as
     on Kubernetes, it would mark the run as failed: then it gets only the outputs."""
+    strict: bool = field(default=False, kw_only=True)
+    """Whether inputs that a step uses without depending on them are errors: before the run, if its
+    function refers to them, and in the step, if it reads their files."""
 
     def run(
         self,
@@ -178,6 +182,8 @@ class StepRunner:
 
         Raises:
             GraphError: the graph is wrong.
+            UndeclaredInputsError: functions use steps that theirs do not depend on, and the runner
+                is strict. If it is not, that is a warning.
             StepsFailedError: steps failed; independent ones have gone on.
             RoutingError: no runner takes some steps.
             KeyboardInterrupt: after the running steps have been stopped.
@@ -223,6 +229,7 @@ class StepRunner:
 
     def _run_graph(self, graph: StepGraph, call: "_Call") -> None:
         """Run what a graph's terminals need, in one run."""
+        check_undeclared_inputs(graph, strict=self.strict)
         kept = recording(self.instance) if keeps_records(self.instance) else None
         if call.execution["dry_run"]:
             log_external_faults(graph, call.drifts)
@@ -249,7 +256,7 @@ class StepRunner:
             stop=call.stop,
         )
         config = {"execution": {"config": call.execution}, "loggers": _LOGGERS}
-        marin = MarinGraph.of(graph)
+        marin = MarinGraph.of(graph, strict=self.strict)
         definitions = build_definitions(marin, executor=executor, job_name=_JOB, checks=False)
         if any(not is_external(step) for step in graph.steps.values()):
             with recording(self.instance) as instance:

@@ -155,7 +155,7 @@ def adopted_source(step: StepLike) -> str | None:
     """Where the adopted data of a lazy artifact is; None for any other step."""
     if artifact_version(step) is None or not step.fingerprint_payload:
         return None
-    handle = _handle_of(step)
+    handle = handle_of(step)
     if handle is not None and handle.adopt_source is None:
         return None
     payload = json.loads(step.fingerprint_payload)
@@ -176,7 +176,7 @@ def is_pinned(step: StepLike) -> bool:
     version = artifact_version(step)
     if version is None:
         return False
-    handle = _handle_of(step)
+    handle = handle_of(step)
     if handle is not None:
         return handle.override_path is not None
     return step.override_output_path != f"{step.name}/{version}"
@@ -187,7 +187,7 @@ def is_external(step: StepLike) -> bool:
     return step.fn is None or is_pinned(step) or adopted_source(step) is not None
 
 
-def _handle_of(step: StepLike) -> Any:
+def handle_of(step: StepLike) -> Any:
     """The handle that a step was lowered from; None if its function does not hold it."""
     # Our functions hold the handle as an attribute, Marin's as a default.
     candidates = (
