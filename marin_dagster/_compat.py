@@ -15,6 +15,7 @@ from dagster._core.definitions.asset_checks.asset_check_evaluation import (
     AssetCheckEvaluationTargetMaterializationData,
 )
 from dagster._core.definitions.job_base import InMemoryJob
+from dagster._core.definitions.source_asset import SYSTEM_METADATA_KEY_SOURCE_ASSET_OBSERVATION
 from dagster._core.definitions.utils import DISALLOWED_NAMES
 from dagster._core.events import (
     ASSET_CHECK_EVENTS,
@@ -36,6 +37,7 @@ from dagster._core.execution.plan.execute_plan import _trigger_hook as trigger_h
 from dagster._core.execution.plan.execute_plan import dagster_event_sequence_for_step
 from dagster._core.execution.plan.instance_concurrency_context import InstanceConcurrencyContext
 from dagster._core.execution.plan.objects import StepFailureData, StepSuccessData
+from dagster._core.execution.plan.outputs import StepOutputHandle
 from dagster._core.execution.plan.plan import ExecutionPlan
 from dagster._core.execution.plan.step import ExecutionStep
 from dagster._core.execution.retries import RetryMode, get_retries_config
@@ -73,6 +75,7 @@ __all__ = [
     "DISALLOWED_NAMES",
     "EVENT_TYPE_TO_PIPELINE_RUN_STATUS",
     "RUNLESS_RUN_ID",
+    "WITHOUT_EVENTS",
     "ActiveExecution",
     "AssetCheckEvaluationTargetMaterializationData",
     "AssetMaterializationPlannedData",
@@ -98,6 +101,7 @@ __all__ = [
     "SqliteEventLogStorage",
     "StepDependencyConfig",
     "StepFailureData",
+    "StepOutputHandle",
     "StepSuccessData",
     "UserConfigSchema",
     "cached_method",
@@ -121,6 +125,10 @@ __all__ = [
 def execution_data(context: PlanExecutionContext) -> Any:
     """The part of a run's context that does not depend on its plan."""
     return context._execution_data
+
+
+WITHOUT_EVENTS = {SYSTEM_METADATA_KEY_SOURCE_ASSET_OBSERVATION: True}
+"""Metadata of an output for which Dagster makes no materialization, since the op has made them."""
 
 
 def event_log_entry(record: logging.LogRecord) -> EventLogEntry:

@@ -28,6 +28,7 @@
     └── StepError                          a step cannot run, or its output cannot be used
         ├── StepWithoutFunctionError       nothing is cached and there is no function to build it
         ├── PreviousAttemptFailedError     the last attempt failed and failures are not retried
+        ├── PartitionsFailedError          some partitions of a step could not be built
         ├── DependencyNotBuiltError        an input has no successful output and is not being built
         ├── OutputVanishedError            a cached output was removed after its inputs were pruned
         ├── OutputNotReadyError            something asks for an output that is not finished
@@ -163,6 +164,10 @@ class StepWithoutFunctionError(StepError):
 
 class PreviousAttemptFailedError(StepError):
     """The last attempt failed and this run does not retry failures."""
+
+
+class PartitionsFailedError(StepError):
+    """Some partitions of a step could not be built."""
 
 
 class DependencyNotBuiltError(StepError):

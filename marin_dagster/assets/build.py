@@ -7,6 +7,7 @@ import dagster as dg
 
 from marin_dagster.assets.cache_integrity_check import CHECK_NAME, check_spec
 from marin_dagster.assets.marin_graph import DEFAULT_IO_MANAGER_KEY, MarinGraph, Steps
+from marin_dagster.assets.partition_builds import PartitionedStepOp
 from marin_dagster.assets.step_op import OUTPUT_NAME, StepOp
 from marin_dagster.assets.translator import DagsterMarinTranslator
 from marin_dagster.errors import warn
@@ -141,7 +142,7 @@ def _assets_definition(
     op = dg.OpDefinition(
         name=marin.op_names[step.output_path],
         description=spec.description,
-        compute_fn=StepOp(
+        compute_fn=(PartitionedStepOp if marin.partitions is not None else StepOp)(
             step,
             marin.graph,
             marin.io_manager_key,

@@ -1,6 +1,6 @@
 """Evaluates the asset check ``cache_integrity``: do the files beside an output match its step?"""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import dagster as dg
@@ -13,6 +13,7 @@ from marin_dagster.events.asset_records import AssetPartition, LastEvent
 from marin_dagster.events.metadata import FAILED_AGAIN, last_output_path, removed, sendable
 from marin_dagster.events.metadata_keys import DRIFT, FAULTS, OUTPUT_PATH
 from marin_dagster.steps import StepGraph, StepLike
+from marin_dagster.steps.text import summarize
 
 CHECK_NAME = "cache_integrity"
 
@@ -87,6 +88,31 @@ def unknown(asset: AssetPartition, error: MarinDagsterError) -> dg.AssetCheckEva
         passed=False,
         severity=dg.AssetCheckSeverity.WARN,
         description=sendable(_described(f"The output could not be checked: {error}", asset)),
+        blocking=False,
+    )
+
+
+def combined(evaluations: Sequence[dg.AssetCheckEvaluation]) -> dg.AssetCheckEvaluation:
+    """One evaluation for several partitions of an asset: failed when one of them has."""
+    failed = [evaluation for evaluation in evaluations if not evaluation.passed]
+    if len(evaluations) == 1 or not failed:
+        of_all = f"The records of {len(evaluations)} partitions agree with their steps."
+        text = of_all if len(evaluations) > 1 else evaluations[0].description
+        return _with_text(evaluations[0], text)
+    texts = [str(evaluation.description) for evaluation in failed]
+    errors = [one for one in failed if one.severity is dg.AssetCheckSeverity.ERROR]
+    text = f"{len(failed)} of {len(evaluations)} partitions: {summarize(texts, ' ')}"
+    return _with_text((errors or failed)[0], text)
+
+
+def _with_text(evaluation: dg.AssetCheckEvaluation, text: str | None) -> dg.AssetCheckEvaluation:
+    return dg.AssetCheckEvaluation(
+        asset_key=evaluation.asset_key,
+        check_name=evaluation.check_name,
+        passed=evaluation.passed,
+        severity=evaluation.severity,
+        metadata=evaluation.metadata,
+        description=text,
         blocking=False,
     )
 

@@ -6,6 +6,7 @@ import dagster as dg
 from pydantic import Field, model_validator
 
 from marin_dagster.assets.output_loader import load_output
+from marin_dagster.assets.partition_builds import BuiltPartitions
 from marin_dagster.assets.step_control import StepControl, step_control
 from marin_dagster.cache import (
     ArtifactRecord,
@@ -90,35 +91,47 @@ class MarinIOManager(dg.ConfigurableIOManager):
             StepError: the value is not the output of a step.
             MarinDagsterError: the commit failed; the attempt is marked as failed.
         """
-        if isinstance(obj, Attempt):
-            with (step_control.get() or StepControl()).failing():
-                try:
-                    record: ArtifactRecord | None = obj.commit()
-                except BaseException:
-                    report_cut_off(context, _asset(context), obj)
-                    raise
-            seconds = round(obj.duration_s, 3)
-            metadata: dict[str, Any] = {CACHE: "built", DURATION_S: seconds}
-        elif isinstance(obj, Hit):
-            record = record_of(obj, context.log)
-            metadata = hit_facts(obj, record)
-        else:
+        if isinstance(obj, BuiltPartitions):
+            return  # their op has committed and reported each
+        if not isinstance(obj, Attempt | Hit):
             raise StepError(
                 f"asset {context.asset_key.to_user_string()!r}: its IO manager commits outputs of "
                 f"marin_dagster steps, not {type(obj).__name__} values. Give the asset another "
                 "io_manager_key."
             )
-        if is_mutable(obj.step):
+        partition = context.asset_partition_key if context.has_asset_partitions else None
+        asset = AssetPartition(context.asset_key, partition)
+        with (step_control.get() or StepControl()).failing():
+            try:
+                metadata = self.commit(obj, context.log)
+            except BaseException:
+                if isinstance(obj, Attempt):
+                    report_cut_off(context, asset, obj)
+                raise
+        # Only on the materialization: metadata of the output is stored in a second event, too.
+        context.step_context.add_asset_metadata(metadata, asset_key=context.asset_key)
+
+    def commit(self, value: Attempt | Hit, log: dg.DagsterLogManager) -> dict[str, Any]:
+        """Commit an attempt, or read what a hit was built from; metadata of its materialization.
+
+        Raises:
+            MarinDagsterError: the commit failed; the attempt is marked as failed.
+        """
+        if isinstance(value, Attempt):
+            record: ArtifactRecord | None = value.commit()
+            seconds = round(value.duration_s, 3)
+            metadata: dict[str, Any] = {CACHE: "built", DURATION_S: seconds}
+        else:
+            record = record_of(value, log)
+            metadata = hit_facts(value, record)
+        if is_mutable(value.step):
             # The cache sensor recognizes the build by it.
-            metadata |= finished_at(obj.folder)
-        if (files := _files(context, obj.folder)) is not None:
+            metadata |= finished_at(value.folder)
+        if (files := _files(value.folder, log)) is not None:
             metadata |= {FILES: len(files), BYTES: sum(files.values())}
             if self.previews:
-                metadata |= previews_of(obj.folder, files, log=context.log.warning)
-        # Only on the materialization: metadata of the output is stored in a second event, too.
-        context.step_context.add_asset_metadata(
-            output_metadata(obj.folder, record, metadata), asset_key=context.asset_key
-        )
+                metadata |= previews_of(value.folder, files, log=log.warning)
+        return output_metadata(value.folder, record, metadata)
 
     def load_input(self, context: dg.InputContext) -> Any:
         """Load a finished output as the type of the input's annotation.
@@ -142,15 +155,10 @@ class MarinIOManager(dg.ConfigurableIOManager):
         return load_output(context)
 
 
-def _asset(context: dg.OutputContext) -> AssetPartition:
-    partition = context.asset_partition_key if context.has_asset_partitions else None
-    return AssetPartition(context.asset_key, partition)
-
-
-def _files(context: dg.OutputContext, folder: OutputDir) -> dict[str, int] | None:
+def _files(folder: OutputDir, log: dg.DagsterLogManager) -> dict[str, int] | None:
     try:
         return folder.files()
     except Exception as error:  # each filesystem has its own
         # The output is committed by now; a listing that fails must not make the step fail.
-        context.log.warning(f"could not list {folder.url}: {error}")
+        log.warning(f"could not list {folder.url}: {error}")
         return None

@@ -5,14 +5,34 @@ a step runs with the default options.
 """
 
 import contextvars
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from marin_dagster.assets.interrupt import Interrupt
 from marin_dagster.assets.previous_builds import PreviousBuilds
 from marin_dagster.cache import Attempt, DriftLog
+from marin_dagster.errors import MarinDagsterError
 from marin_dagster.runners import INLINE_PLACEMENT, Placement, Runner
+
+
+@dataclass(eq=False)
+class PartitionRange:
+    """What the steps of a run of several partitions share."""
+
+    limit: int = 1
+    """Partitions of all steps that are built at once."""
+    failed: dict[str, str] = field(default_factory=dict)
+    """The partition of each output path that was not built."""
+    reported: dict[str, str] = field(default_factory=dict)
+    """How each output path came about, ``built`` or ``hit``, once the run has reported it."""
+
+    @cached_property
+    def slots(self) -> threading.Semaphore:
+        """One for each partition that is being built."""
+        return threading.Semaphore(self.limit)
 
 
 @dataclass(frozen=True)
@@ -39,6 +59,15 @@ class StepOptions:
     """Earlier builds of the run's steps; None when each step reads its own."""
     drifts: DriftLog = field(default_factory=DriftLog)
     """Warns of drifted outputs, once in a run."""
+    observe: bool = False
+    """The output is finished, and the instance has recorded it: report it as served."""
+    refused: MarinDagsterError | None = None
+    """Why the step cannot run."""
+    partitions: Mapping[str, "StepOptions"] = field(default_factory=dict)
+    """Of a step that builds several partitions of an asset: the options of each. A partition
+    without options is not needed."""
+    range: PartitionRange | None = None
+    """What the steps of a run of several partitions share."""
     failures: list[BaseException] | None = None
     """Collects the exceptions of the step's attempt, for callers that need the objects."""
 

@@ -118,31 +118,35 @@ class StepOp:
     def __call__(
         self, context: dg.AssetExecutionContext, inputs: Mapping[str, Any]
     ) -> Iterator[dg.Output[Any] | dg.AssetCheckEvaluation]:
-        keys = self.run_partitions(context.run, context.instance)
-        yield from self.at(keys[0])._run(context)
+        first, *_ = self.run_partitions(context.run, context.instance)
+        yield from self.at(first).run(context)
 
-    def _run(
+    def run(
         self, context: dg.AssetExecutionContext
     ) -> Iterator[dg.Output[Any] | dg.AssetCheckEvaluation]:
+        """Serve, build and check the step of one partition, or of a graph without partitions."""
         # The keys in this job: Definitions.map_asset_specs or a prefix may have changed them.
         makes_asset = bool(context.selected_asset_keys)
         control = step_control.get() or StepControl()
         if makes_asset:
             if step_control.get() is None:
-                _warn_of_executor(context)
+                warn_of_executor(context)
             with control.failing():
-                yield from self._serve_or_build(context, control)
+                if control.options.refused is not None:
+                    raise control.options.refused
+                yield from self.serve_or_build(context, control)
         for check in context.selected_asset_check_keys:
             control.wait_for_events()
-            evaluation = self._check(context, check.asset_key, has_output=makes_asset)
+            evaluation = self.check(context, check.asset_key, has_output=makes_asset)
             # Not an AssetCheckResult: for it Dagster reads the asset's last materialization, which
             # costs more than the whole check.
             yield dg.Output(None, CHECK_NAME)
             yield evaluation
 
-    def _check(
+    def check(
         self, context: dg.AssetExecutionContext, key: dg.AssetKey, *, has_output: bool
     ) -> dg.AssetCheckEvaluation:
+        """Evaluate the check of an asset; with ``has_output``, of what this run has stored."""
         asset = AssetPartition(key, self.partition)
         entry = None
         if not has_output:
@@ -155,9 +159,11 @@ class StepOp:
             # The output is committed and recorded, so the step must not fail.
             return unknown(asset, error)
 
-    def _serve_or_build(
+    def serve_or_build(
         self, context: dg.AssetExecutionContext, control: StepControl
     ) -> Iterator[dg.Output[Any]]:
+        """Yield the finished output, or that of an open attempt; fails an attempt that is not
+        committed when it is continued."""
         cache = cache_of(context.resources, self.io_manager_key, f"step {address(self.step)}")
         adopted = [dep for dep in self.step.deps if adopted_source(dep) is not None]
         # A finished output needs no inputs.
@@ -197,14 +203,14 @@ class StepOp:
             return self._why(context, attempt, control) | run_function(attempt, control, context)
         except BaseException:
             attempt.fail()
-            report_cut_off(context, self._asset(context), attempt)
+            report_cut_off(context, self.asset(context), attempt)
             raise
 
     def _why(
         self, context: dg.AssetExecutionContext, attempt: Attempt, control: StepControl
     ) -> dict[str, Any]:
         """Log why the step runs; the same as metadata."""
-        asset = self._asset(context)
+        asset = self.asset(context)
         history = control.options.history or PreviousBuilds(context.instance, [asset])
         reasons = history.reasons(attempt, asset, self.graph, context.log)
         if attempt.previous is Status.RUNNING and history.was_finished(attempt, asset):
@@ -216,7 +222,8 @@ class StepOp:
             metadata[COMPARED_WITH] = dg.MetadataValue.path(reasons.compared_with)
         return metadata
 
-    def _asset(self, context: dg.AssetExecutionContext) -> AssetPartition:
+    def asset(self, context: dg.AssetExecutionContext) -> AssetPartition:
+        """The asset, by its key in this job, or the partition of it."""
         return AssetPartition(context.asset_key, self.partition)
 
     def _unrecorded_inputs(
@@ -282,7 +289,7 @@ def _warn(
     return partial(control.options.drifts.warn, run_log=context.log)
 
 
-def _warn_of_executor(context: dg.AssetExecutionContext) -> None:
+def warn_of_executor(context: dg.AssetExecutionContext) -> None:
     """Log, once in a run, what an executor other than ours does not do."""
     job = context.job_def
     chosen = context.run.step_keys_to_execute

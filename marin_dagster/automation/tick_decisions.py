@@ -13,7 +13,13 @@ from marin_dagster.assets.marin_graph import MarinGraph
 from marin_dagster.assets.partitions import run_partitions
 from marin_dagster.automation.due_steps import DueSteps
 from marin_dagster.cache import CacheState, StepCache
-from marin_dagster.cache.plan import CachePlan, blocked_message, nothing_to_run, plan_from_cache
+from marin_dagster.cache.plan import (
+    CachePlan,
+    blocked_message,
+    nothing_to_run,
+    plan_from_look_ups,
+    with_inputs,
+)
 from marin_dagster.errors import GraphError, StoreError
 from marin_dagster.events.asset_records import AssetPartition, unfinished_runs
 from marin_dagster.steps import StepLike
@@ -90,14 +96,9 @@ def decide_tick(
     while chunk := list(islice(waiting, _AT_ONCE)):
         steps: dict[str, StepLike] = {}
         for one in chunk:
-            for path in one.assets:
-                steps[path] = one.graph.steps[path]
-                steps.update((dep, one.graph.steps[dep]) for dep in one.graph.dependencies(path))
+            steps |= with_inputs(one.graph, one.assets)
         looks = cache.look_up_many(steps.values())
-        seen = {
-            one: plan_from_cache(cache, one.graph, selected=one.assets, found=looks)
-            for one in chunk
-        }
+        seen = {one: plan_from_look_ups(one.graph, looks, selected=one.assets) for one in chunk}
         for plan in seen.values():
             _check_store(plan, asking)
         to_run = [one.assets[path] for one, plan in seen.items() for path in plan.run.run]

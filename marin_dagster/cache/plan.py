@@ -1,6 +1,6 @@
 """``plan_from_cache``: which steps of a graph must run, by the current state of the store."""
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from marin_dagster.cache.cache import CacheState, LookUp, StepCache
@@ -37,8 +37,6 @@ def plan_from_cache(
     *,
     selected: Collection[str],
     required: Collection[str] = (),
-    forced: Collection[str] = (),
-    found: Mapping[str, LookUp] | None = None,
 ) -> CachePlan:
     """Look up the selected steps and their inputs, in parallel, and decide what must run.
 
@@ -47,15 +45,41 @@ def plan_from_cache(
         graph: the steps.
         selected: output paths to consider.
         required: selected paths that are needed whatever reads them.
-        forced: selected paths that run even when they are built.
-        found: look-ups of all of these, if they were made before.
     """
+    found = cache.look_up_many(with_inputs(graph, selected).values())
+    return plan_from_look_ups(graph, found, selected=selected, required=required)
+
+
+def with_inputs(graph: StepGraph, selected: Iterable[str]) -> dict[str, StepLike]:
+    """The steps at these output paths and their inputs: what a decision must know about."""
     steps: dict[str, StepLike] = {}
     for path in selected:
         steps[path] = graph.steps[path]
         steps.update((dep, graph.steps[dep]) for dep in graph.dependencies(path))
-    looked_up = cache.look_up_many(steps.values()) if found is None else found
-    found = {path: looked_up[path] for path in steps}
+    return steps
+
+
+def plan_from_look_ups(
+    graph: StepGraph,
+    found: Mapping[str, LookUp],
+    *,
+    selected: Collection[str],
+    required: Collection[str] = (),
+    forced: Collection[str] = (),
+    coming: Collection[str] = (),
+) -> CachePlan:
+    """Decide what must run.
+
+    Args:
+        graph: the steps.
+        found: look-ups of at least :func:`with_inputs`.
+        selected: output paths to consider.
+        required: selected paths that are needed whatever reads them.
+        forced: selected paths that run even when they are built.
+        coming: other paths that the run builds, for another partition.
+    """
+    steps = with_inputs(graph, selected)
+    found = {path: found[path] for path in steps}
     unknown = {path: look.error for path, look in found.items() if look.error is not None}
     built = {path for path, look in found.items() if look.state is CacheState.HIT}
     # The first step that reads adopted data registers it.
@@ -67,7 +91,7 @@ def plan_from_cache(
     run = plan_run(
         graph,
         is_built=(built | unknown.keys()).__contains__,
-        has_output=(finished | unknown.keys()).__contains__,
+        has_output=finished.union(unknown, coming).__contains__,
         selected=selected,
         required=required,
         forced=forced,

@@ -39,7 +39,9 @@ class StepAssets:
             if isinstance(op.compute_fn, StepOp) and asset.keys:
                 (key,) = asset.keys
                 runner = op.tags.get(RUNNER)
-                found[op.name] = PlannedStep(op.compute_fn, AssetPartition(key), None, runner)
+                found[op.name] = PlannedStep(
+                    op.compute_fn, op.name, AssetPartition(key), None, runner
+                )
         return found
 
     @cached_property

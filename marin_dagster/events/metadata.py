@@ -20,6 +20,7 @@ from marin_dagster.events.metadata_keys import (
     BUILT_BY,
     CACHE,
     COMMIT,
+    DRIFT,
     DURATION_S,
     FINISHED_AT,
     LAUNCHED_AT,
@@ -96,6 +97,22 @@ def cut_off(asset: AssetPartition, step: StepLike) -> dg.AssetObservation:
         partition=asset.partition,
         description=f"{address(step)}: {FAILED_AGAIN}",
         metadata={CACHE: "failed", OUTPUT_PATH: dg.MetadataValue.path(step.output_path)},
+    )
+
+
+def served_observation(
+    asset: AssetPartition, step: StepLike, drift: Drift | None
+) -> dg.AssetObservation:
+    """The event of a finished output that the instance has recorded."""
+    return dg.AssetObservation(
+        asset.key,
+        partition=asset.partition,
+        metadata={
+            OUTPUT_PATH: dg.MetadataValue.path(step.output_path),
+            CACHE: "hit",
+            REASON: SERVED,
+            **({DRIFT: sendable(drift.message)} if drift else {}),
+        },
     )
 
 

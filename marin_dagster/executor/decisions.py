@@ -1,5 +1,6 @@
 """Decides for each step of a run: prune, serve, block, or run it in a thread."""
 
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
@@ -11,7 +12,7 @@ from marin_dagster.assets.checks import IntegrityOp
 from marin_dagster.assets.step_op import StepOp
 from marin_dagster.cache import Drift, StepCache
 from marin_dagster.cache.cache import CacheState, LookUp
-from marin_dagster.cache.plan import plan_from_cache
+from marin_dagster.cache.plan import plan_from_look_ups, with_inputs
 from marin_dagster.cache.preconditions import previous_failure
 from marin_dagster.errors import (
     MarinDagsterError,
@@ -25,9 +26,17 @@ from marin_dagster.events.asset_records import (
 )
 from marin_dagster.events.metadata import built_in_s, recorded_version
 from marin_dagster.executor.config import ExecutorSettings
-from marin_dagster.executor.run_steps import PlannedStep, StepNames, by_graph, compute_of
+from marin_dagster.executor.run_steps import (
+    PlannedStep,
+    StepNames,
+    across_partitions,
+    by_graph,
+    compute_of,
+    dependencies_of_run,
+)
 from marin_dagster.executor.stuck_steps import cannot_run, hold_back, unreachable, waits_text
 from marin_dagster.runners import INLINE, Placement, Routing
+from marin_dagster.steps import StepGraph, StepLike
 from marin_dagster.steps.protocol import address, is_mutable
 
 BACKFILL_TAG = "dagster/backfill"
@@ -40,7 +49,8 @@ _REMOTE_GRACE_S = 75.0
 
 @dataclass(frozen=True)
 class Decisions:
-    """The run's plan, by step key. A step in none of the groups runs."""
+    """The run's plan, by step key, or by step key and partition. A step in none of the groups
+    runs."""
 
     planned: Mapping[str, PlannedStep]
     """The steps of this run that are ours."""
@@ -96,12 +106,25 @@ class Decisions:
 
     def keep(self, plan: ExecutionPlan) -> list[str]:
         """Keys of the steps that threads run, in the plan's order."""
-        dropped = {*self.pruned, *self.served, *self.blocked, *self.unreachable, *self.done}
+        dropped = self._dropped
         return [key for key in plan.step_keys_to_execute if key not in dropped]
 
-    def may_build(self, plan: ExecutionPlan) -> list[AssetPartition]:
+    def may_build(self) -> list[AssetPartition]:
         """Assets and partitions of our steps that threads run."""
-        return [self.planned[key].asset for key in self.keep(plan) if key in self.planned]
+        dropped = self._dropped
+        return [found.asset for key, found in self.planned.items() if key not in dropped]
+
+    @property
+    def left_alone(self) -> Mapping[AssetPartition, str]:
+        """The step key of each asset and partition that is only observed, or not needed."""
+        alone = self.served.union(self.pruned)
+        others = {found.asset for key, found in self.planned.items() if key not in alone}
+        found = (self.planned[key] for key in self.planned if key in alone)
+        return {one.asset: one.step_key for one in found if one.asset not in others}
+
+    @property
+    def _dropped(self) -> set[str]:
+        return {*self.pruned, *self.served, *self.blocked, *self.unreachable, *self.done}
 
 
 def decide(
@@ -118,11 +141,12 @@ def decide(
     Raises:
         StepError: ``force`` or ``steps`` names a step that this run does not have.
     """
-    executable = plan.get_executable_step_deps()
+    executable = dependencies_of_run(plan, planned)
     names = StepNames(context, planned)
     forced = names.forced(settings.force)
     mutable = {key for key, found in planned.items() if is_mutable(found.step)}
-    done = _finished_before(context) if forced or mutable else set()
+    before = _finished_before(context) if forced or mutable else set()
+    done = {key for key, found in planned.items() if found.step_key in before}
     done |= {key for key in mutable if planned[key].step.output_path in built}
     forced -= done
     overrides = names.overrides(routing.config.steps)
@@ -143,7 +167,9 @@ def decide(
             found.step, tag=found.runner, override=overrides.get(key)
         ),
         # A failure in this run, before a retry, is not a failure of an earlier run.
-        builds_failed=lambda key: settings.retry_failed or _attempts(plan, key) > 0,
+        builds_failed=lambda key: (
+            settings.retry_failed or _attempts(plan, planned[key].step_key) > 0
+        ),
         required=required,
         forced=frozenset(forced),
         done=frozenset(done & mutable),
@@ -185,13 +211,17 @@ def decide_steps(
     blocked: dict[str, MarinDagsterError] = {}
     expected: set[str] = set()
     waiting: set[str] = set()
-    for graph, key_of in by_graph(planned):
-        seen = plan_from_cache(
-            cache_for(key_of),
+    graphs = by_graph(planned)
+    found = _look_up(graphs, cache_for)
+    coming, read = across_partitions(planned, graphs, found, forced)
+    for graph, key_of in graphs:
+        seen = plan_from_look_ups(
             graph,
+            found,
             selected=key_of.keys(),
-            required=key_of.keys() & required,
+            required=key_of.keys() & read.union(required),
             forced=[path for path, key in key_of.items() if key in forced],
+            coming=coming,
         )
         run, unknown = seen.run, seen.unknown
         looks.update((key, seen.found[path]) for path, key in key_of.items())
@@ -247,10 +277,11 @@ def _checks(
     context: PlanExecutionContext, plan: ExecutionPlan, planned: Mapping[str, PlannedStep]
 ) -> set[str]:
     """Steps that only check one of our outputs."""
+    ours = {found.step_key for found in planned.values()}
     return {
         step.key
         for step in plan.steps
-        if step.key not in planned and isinstance(compute_of(context, step), StepOp | IntegrityOp)
+        if step.key not in ours and isinstance(compute_of(context, step), StepOp | IntegrityOp)
     }
 
 
@@ -265,6 +296,20 @@ def _read_by_ordinary_steps(
         for dep in deps
         if dep in planned
     }
+
+
+def _look_up(
+    graphs: Iterable[tuple[StepGraph, Mapping[str, str]]],
+    cache_for: Callable[[Mapping[str, str]], StepCache],
+) -> dict[str, LookUp]:
+    """Look up the steps of all graphs, and their inputs, together."""
+    steps: dict[StepCache, dict[str, StepLike]] = defaultdict(dict)
+    for graph, key_of in graphs:
+        steps[cache_for(key_of)] |= with_inputs(graph, key_of)
+    found: dict[str, LookUp] = {}
+    for cache, of_cache in steps.items():
+        found |= cache.look_up_many(of_cache.values())
+    return found
 
 
 def _cache(

@@ -1,10 +1,9 @@
 """``MarinExecutor``: runs the steps of one run in threads, except those that are cached."""
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass, field, replace
 
 import dagster as dg
 
@@ -16,18 +15,19 @@ from marin_dagster._compat import (
     PlanOrchestrationContext,
     RetryMode,
     StepDependencyConfig,
+    StepOutputHandle,
 )
 from marin_dagster.assets.previous_builds import PreviousBuilds
-from marin_dagster.assets.step_control import StepOptions
 from marin_dagster.cache import DriftLog
 from marin_dagster.executor.compute_logs import job_log_levels
 from marin_dagster.executor.config import ExecutorSettings
 from marin_dagster.executor.contexts import context_for, writing_events
 from marin_dagster.executor.decisions import Decisions, decide
 from marin_dagster.executor.event_writer import EventWriter
+from marin_dagster.executor.partition_ranges import as_steps
 from marin_dagster.executor.planned_events import withdraw_planned_events, withdrawing_on_error
 from marin_dagster.executor.pools import RunSlots
-from marin_dagster.executor.run_steps import PlannedStep, steps_of_run
+from marin_dagster.executor.run_steps import PlannedStep, by_step_key, steps_of_run
 from marin_dagster.executor.run_summary import RunSummary
 from marin_dagster.executor.skipped_step_events import (
     report,
@@ -37,10 +37,11 @@ from marin_dagster.executor.skipped_step_events import (
     summary,
 )
 from marin_dagster.executor.step_loop import OptionsOf, StepLoop
+from marin_dagster.executor.step_options import RunOptions
 from marin_dagster.executor.step_outcomes import find_outcomes
 from marin_dagster.executor.stuck_steps import unreachable
 from marin_dagster.executor.threads import StepThreads
-from marin_dagster.runners import INLINE_PLACEMENT, Routing, Runner
+from marin_dagster.runners import Routing, Runner
 
 
 @dataclass(frozen=True)
@@ -101,20 +102,26 @@ class MarinExecutor(dg.Executor):
         self, job_context: PlanExecutionContext, execution_plan: ExecutionPlan
     ) -> Iterator[dg.DagsterEvent]:
         planned = steps_of_run(job_context, execution_plan)
+        executor, keys_of = self, by_step_key(planned)
+        if len(planned) > len(keys_of):
+            # A step of several partitions has an output although some of them have failed.
+            early = StepDependencyConfig(require_upstream_step_success=False)
+            executor = replace(self, settings=replace(self.settings, step_dependency_config=early))
         # A step that starts before its inputs' steps end reads these steps' events.
-        waits = self.settings.step_dependency_config.require_upstream_step_success
-        with writing_events(job_context, planned if waits else ()) as (job_context, events):
-            yield from self._run(job_context, execution_plan, planned, events)
+        waits = executor.settings.step_dependency_config.require_upstream_step_success
+        with writing_events(job_context, keys_of if waits else ()) as (job_context, events):
+            yield from executor._run(job_context, execution_plan, planned, keys_of, events)
 
     def _run(
         self,
         job_context: PlanExecutionContext,
         execution_plan: ExecutionPlan,
         planned: Mapping[str, PlannedStep],
+        keys_of: Mapping[str, Sequence[str]],
         events: EventWriter,
     ) -> Iterator[dg.DagsterEvent]:
         dry_run, count = self.settings.dry_run, len(execution_plan.step_keys_to_execute)
-        assets = {step.asset: key for key, step in planned.items()}
+        assets = {step.asset: step.step_key for step in planned.values()}
         with withdrawing_on_error(job_context, assets):
             limit = self.settings.limit
             routing = Routing(self.settings.routing_config(), self.runners)
@@ -131,17 +138,20 @@ class MarinExecutor(dg.Executor):
                 )
                 if not dry_run:
                     decisions.check_places()
-            history = PreviousBuilds(job_context.instance, decisions.may_build(execution_plan))
-            outcomes = find_outcomes(execution_plan.step_keys_to_execute, decisions, history)
-            doing = f"Executing {count} steps in threads, at most {limit} at once"
+            history = PreviousBuilds(job_context.instance, decisions.may_build())
+            others = [key for key in execution_plan.step_keys_to_execute if key not in keys_of]
+            outcomes = find_outcomes(others, decisions, history)
+            partitions = max(map(len, keys_of.values()), default=1)
+            steps = f"{count} steps{f' for {partitions} partitions' if partitions > 1 else ''}"
+            doing = f"Executing {steps} in threads, at most {limit} at once"
             if dry_run:
-                doing = f"Dry run of {count} steps: runs nothing and only reads the store"
+                doing = f"Dry run of {steps}: runs nothing and only reads the store"
             yield report_outcomes(job_context, execution_plan, outcomes, doing)
             if dry_run:
-                yield from report_dry_run(job_context, execution_plan, outcomes, events)
+                yield from report_dry_run(job_context, execution_plan, outcomes, keys_of, events)
             else:
                 yield from self._execute(
-                    job_context, execution_plan, decisions, routing, history, events
+                    job_context, execution_plan, decisions, keys_of, routing, history, events
                 )
         finally:
             routing.close()
@@ -151,6 +161,7 @@ class MarinExecutor(dg.Executor):
         job_context: PlanExecutionContext,
         execution_plan: ExecutionPlan,
         decisions: Decisions,
+        keys_of: Mapping[str, Sequence[str]],
         routing: Routing,
         history: PreviousBuilds,
         events: EventWriter,
@@ -161,27 +172,34 @@ class MarinExecutor(dg.Executor):
             job_context.log.info(
                 "No runner is configured: steps with resources run in processes on this machine."
             )
-        job_context.log.info(summary(execution_plan, decisions))
-        failed, run_summary = False, RunSummary()
+        of_steps = as_steps(decisions)
+        job_context.log.info(summary(execution_plan, of_steps))
         managed = job_context.instance.managed_python_loggers
-        log_levels = job_log_levels(managed, self.settings.log_level)
-        options_of = partial(self._options, decisions, routing.runners, history, log_levels)
+        options_of = RunOptions(
+            decisions=decisions,
+            keys_of=keys_of,
+            runners=routing.runners,
+            history=history,
+            log_levels=job_log_levels(managed, self.settings.log_level),
+            retry_failed=self.settings.retry_failed,
+            from_script=self.from_script,
+            drifts=self.drifts,
+            failures=self.failures,
+            limit=self.settings.limit,
+        )
+        failed, run_summary = False, RunSummary(decisions, keys_of, options_of.range.reported)
         try:
-            for event in self._carry_out(
-                job_context, execution_plan, decisions, options_of, events
-            ):
+            for event in self._carry_out(job_context, execution_plan, of_steps, options_of, events):
                 failed = failed or event.is_step_failure
                 run_summary.count(event)
                 yield event
         except dg.DagsterExecutionInterruptedError:
-            job_context.log.info(run_summary.text(execution_plan, decisions))
+            job_context.log.info(run_summary.text(execution_plan))
             raise
         self.built.update(decisions.planned[key].step.output_path for key in run_summary.built)
-        job_context.log.info(run_summary.text(execution_plan, decisions))
+        job_context.log.info(run_summary.text(execution_plan))
         if failed:
-            left_alone = decisions.served.union(decisions.pruned)
-            planned = decisions.planned
-            withdraw_planned_events(job_context, {planned[key].asset: key for key in left_alone})
+            withdraw_planned_events(job_context, decisions.left_alone)
 
     def _carry_out(
         self,
@@ -237,6 +255,8 @@ class MarinExecutor(dg.Executor):
                 step_dependency_config=self.settings.step_dependency_config,
             ) as active,
         ):
+            for handle in _outputs_there(plan):
+                active.mark_step_produced_output(handle)
             threads = StepThreads(self.settings.log_level)
             try:
                 loop = StepLoop(
@@ -251,27 +271,15 @@ class MarinExecutor(dg.Executor):
                     for key in threads.running:
                         context.free_step(key)
 
-    def _options(
-        self,
-        decisions: Decisions,
-        runners: Mapping[str, Runner],
-        history: PreviousBuilds,
-        log_levels: Mapping[str, int],
-        key: str,
-        *,
-        again: bool,
-    ) -> StepOptions:
-        return StepOptions(
-            is_ours=key in decisions.planned,
-            place=decisions.places.get(key, INLINE_PLACEMENT),
-            runners=runners,
-            failures=None if self.failures is None else self.failures.setdefault(key, []),
-            force=key in decisions.forced,
-            # A failure in this run, before a retry, is not a failure of an earlier run.
-            retry_failed=self.settings.retry_failed or again,
-            hit_expected=key in decisions.expected_hits,
-            history=history,
-            from_script=self.from_script,
-            drifts=self.drifts,
-            log_levels=log_levels,
-        )
+
+def _outputs_there(plan: ExecutionPlan) -> Iterator[StepOutputHandle]:
+    """Outputs that the plan's steps read of steps that are not in it: served or built before.
+
+    Where steps start as soon as what they read is there, Dagster would wait for these for ever.
+    """
+    keys = set(plan.step_keys_to_execute)
+    for key in keys:
+        for read in plan.get_executable_step_by_key(key).step_inputs:
+            for handle in read.get_step_output_handle_dependencies():
+                if handle.step_key not in keys:
+                    yield handle

@@ -27,7 +27,8 @@ def planned_steps(marin: MarinGraph, partition: str | None = None) -> dict[str, 
         step, io_manager_key = marin.graph.steps[path], marin.io_manager_key
         op = StepOp(step, marin.graph, io_manager_key, {}, partitions=marin.partitions)
         op = op.at(partition)
-        found[name] = PlannedStep(op, AssetPartition(marin.keys[path], op.partition), None, None)
+        asset = AssetPartition(marin.keys[path], op.partition)
+        found[name] = PlannedStep(op, name, asset, None, None)
     return found
 
 

@@ -1,7 +1,7 @@
 """The steps of a run that are ours, and the names for them in a run's config."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from graphlib import TopologicalSorter
 from typing import Any
@@ -10,6 +10,7 @@ import dagster as dg
 
 from marin_dagster._compat import ExecutionPlan, ExecutionStep, PlanExecutionContext
 from marin_dagster.assets.step_op import StepOp
+from marin_dagster.cache import CacheState, LookUp
 from marin_dagster.errors import StepError
 from marin_dagster.events.asset_records import AssetPartition
 from marin_dagster.events.metadata_keys import RUNNER
@@ -25,6 +26,8 @@ class PlannedStep:
 
     op: StepOp
     """Its op, with the step of the run's partition."""
+    step_key: str
+    """The step key in Dagster; several partitions of a run share it."""
     asset: AssetPartition
     """The asset, by its key in this job, or the partition of it."""
     check: dg.AssetCheckKey | None
@@ -39,9 +42,10 @@ class PlannedStep:
 
 
 def steps_of_run(context: PlanExecutionContext, plan: ExecutionPlan) -> dict[str, PlannedStep]:
-    """The steps of the plan that build our assets, by step key, in topological order.
+    """The steps of the plan that build our assets, in topological order.
 
-    A step of which a run selects only the check is left out.
+    By step key; in a run of several partitions, one of each partition by step key and partition. A
+    step of which a run selects only the check is left out.
 
     Raises:
         GraphError: the steps of the run's partition do not fit those of other partitions.
@@ -55,11 +59,22 @@ def steps_of_run(context: PlanExecutionContext, plan: ExecutionPlan) -> dict[str
             if assets_def is not None and assets_def.keys:
                 (key,) = assets_def.keys
                 check = next(iter(assets_def.check_keys), None)
-                partition, *_ = compute.run_partitions(context.dagster_run, context.instance)
-                op = compute.at(partition)
-                asset = AssetPartition(key, op.partition)
-                found[step.key] = PlannedStep(op, asset, check, step.tags.get(RUNNER))
+                partitions = compute.run_partitions(context.dagster_run, context.instance)
+                for partition in partitions:
+                    op = compute.at(partition)
+                    asset = AssetPartition(key, op.partition)
+                    name = step.key if len(partitions) == 1 else f"{step.key}[{partition}]"
+                    runner = step.tags.get(RUNNER)
+                    found[name] = PlannedStep(op, step.key, asset, check, runner)
     return found
+
+
+def by_step_key(planned: Mapping[str, PlannedStep]) -> dict[str, list[str]]:
+    """The keys of a run's steps, one for each partition, by step key."""
+    keys: dict[str, list[str]] = defaultdict(list)
+    for key, found in planned.items():
+        keys[found.step_key].append(key)
+    return keys
 
 
 def steps_in_order(plan: ExecutionPlan) -> list[ExecutionStep]:
@@ -77,7 +92,7 @@ def compute_of(context: PlanExecutionContext, step: Any) -> Any:
     return getattr(context.job_def.get_node(step.node_handle).definition, "compute_fn", None)
 
 
-def by_graph(planned: Mapping[str, PlannedStep]) -> Iterable[tuple[StepGraph, dict[str, str]]]:
+def by_graph(planned: Mapping[str, PlannedStep]) -> Sequence[tuple[StepGraph, dict[str, str]]]:
     """Each graph of the run with the step keys of its selected output paths."""
     keys: dict[int, dict[str, str]] = defaultdict(dict)
     graphs: dict[int, StepGraph] = {}
@@ -86,6 +101,59 @@ def by_graph(planned: Mapping[str, PlannedStep]) -> Iterable[tuple[StepGraph, di
         graphs[id(graph)] = graph
         keys[id(graph)][found.step.output_path] = key
     return [(graphs[identity], key_of) for identity, key_of in keys.items()]
+
+
+def across_partitions(
+    planned: Mapping[str, PlannedStep],
+    graphs: Iterable[tuple[StepGraph, Mapping[str, str]]],
+    found: Mapping[str, LookUp],
+    forced: Collection[str],
+) -> tuple[frozenset[str], frozenset[str]]:
+    """What the partitions of a run read of each other.
+
+    Args:
+        planned: the steps of the run.
+        graphs: the graph of each partition, with the keys of its steps by output path.
+        found: the look-ups of all.
+        forced: keys of steps that are built although they are cached.
+
+    Returns:
+        Output paths that the run may build for other partitions, and those of them that steps
+        which are not finished read.
+    """
+    partitioned = {
+        one.step.output_path for one in planned.values() if one.op.partitions is not None
+    }
+    read = {
+        dep
+        for graph, key_of in graphs
+        for path, key in key_of.items()
+        if found[path].state is not CacheState.HIT or key in forced
+        for dep in graph.dependencies(path)
+        if dep in partitioned and dep not in key_of
+    }
+    return frozenset(partitioned), frozenset(read)
+
+
+def dependencies_of_run(
+    plan: ExecutionPlan, planned: Mapping[str, PlannedStep]
+) -> Mapping[str, set[str]]:
+    """What each step of the run reads; a partition reads what is of the same partition."""
+    deps = plan.get_executable_step_deps()
+    keys_of = by_step_key(planned)
+    if all(len(keys) == 1 for keys in keys_of.values()):
+        return deps
+    found: dict[str, set[str]] = {}
+    for step_key, reads in deps.items():
+        for key in keys_of.get(step_key, [step_key]):
+            own = planned[key].op.run_partition if key in planned else None
+            found[key] = {
+                dep
+                for read in reads
+                for dep in keys_of.get(read, [read])
+                if own is None or dep not in planned or planned[dep].op.run_partition == own
+            }
+    return found
 
 
 class StepNames:

@@ -1,7 +1,7 @@
 """Events of the steps that no thread runs: served, pruned, blocked, or in a dry run."""
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import dagster as dg
@@ -20,14 +20,15 @@ from marin_dagster.cache import Drift, DriftLog
 from marin_dagster.cache.parallel import map_parallel
 from marin_dagster.errors import MarinDagsterError
 from marin_dagster.events.asset_records import last_partition_events
-from marin_dagster.events.metadata import SERVED
-from marin_dagster.events.metadata_keys import CACHE, DRIFT, OUTPUT_PATH, REASON, STEPS
+from marin_dagster.events.metadata import served_observation
+from marin_dagster.events.metadata_keys import STEPS
 from marin_dagster.executor.decisions import Decisions
 from marin_dagster.executor.event_writer import EventWriter
 from marin_dagster.executor.run_steps import PlannedStep, steps_in_order
 from marin_dagster.executor.step_outcomes import StepOutcome, dry_run_line, outcomes_table
 from marin_dagster.steps import StepLike
 from marin_dagster.steps.protocol import address
+from marin_dagster.steps.text import summarize
 
 
 def report_outcomes(
@@ -56,6 +57,7 @@ def report_dry_run(
     context: PlanExecutionContext,
     plan: ExecutionPlan,
     outcomes: Mapping[str, StepOutcome],
+    keys_of: Mapping[str, Sequence[str]],
     events: EventWriter,
 ) -> list[dg.DagsterEvent]:
     """Events of a run that only reports what a real one would do.
@@ -63,24 +65,25 @@ def report_dry_run(
     Args:
         context: of the run.
         plan: of the run.
-        outcomes: the outcome of each step.
+        outcomes: the outcome of each step, or of each of its partitions.
+        keys_of: the keys in ``outcomes`` of each step key.
         events: stores them, all at once.
     """
     with events.together():
-        return list(_dry_run(context, plan, outcomes))
+        return list(_dry_run(context, plan, outcomes, keys_of))
 
 
 def _dry_run(
     context: PlanExecutionContext,
     plan: ExecutionPlan,
     outcomes: Mapping[str, StepOutcome],
+    keys_of: Mapping[str, Sequence[str]],
 ) -> Iterator[dg.DagsterEvent]:
     for step in steps_in_order(plan):
-        outcome = outcomes.get(step.key)
-        if outcome is None:
-            yield _skipped(context.for_step(step), "Dry run: would check the output")
-            continue
-        yield _skipped(context.for_step(step), dry_run_line(outcome))
+        keys = [key for key in keys_of.get(step.key, (step.key,)) if key in outcomes]
+        lines = [dry_run_line(outcomes[key]) for key in keys]
+        message = summarize(lines, "\n") or "Dry run: would check the output"
+        yield _skipped(context.for_step(step), message)
 
 
 def summary(plan: ExecutionPlan, decisions: Decisions) -> str:
@@ -186,16 +189,7 @@ def _observe(
     # Without a start, the chart of the run draws the step behind the end of the run.
     yield dg.DagsterEvent.step_start_event(context)
     message = f"Served from the cache: {address(served.step)}"
-    observation = dg.AssetObservation(
-        asset_key=served.asset.key,
-        partition=served.asset.partition,
-        metadata={
-            OUTPUT_PATH: dg.MetadataValue.path(served.step.output_path),
-            CACHE: "hit",
-            REASON: SERVED,
-            **({DRIFT: drift.message} if drift else {}),
-        },
-    )
+    observation = served_observation(served.asset, served.step, drift)
     yield dg.DagsterEvent.from_step(
         event_type=dg.DagsterEventType.ASSET_OBSERVATION,
         step_context=context,

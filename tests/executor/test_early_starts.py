@@ -95,3 +95,16 @@ def test_a_step_of_ours_does_not_begin_before_its_dependency_is_committed(
 
     assert run.success
     assert recorder.calls == ["raw", "end"]
+
+
+def test_a_step_starts_although_what_it_reads_was_built_in_an_earlier_run(
+    recorder: Recorder, instance: dg.DagsterInstance
+) -> None:
+    raw = recorder.step("raw")
+    run = _run(instance, *build_marin_assets([raw]))
+    assert run.success
+
+    run = _run(instance, *build_marin_assets([recorder.step("end", raw)]))
+
+    assert run.success
+    assert recorder.take() == ["raw", "end"]
