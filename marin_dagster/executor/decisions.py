@@ -1,6 +1,5 @@
 """Decides for each step of a run: prune, serve, block, or run it in a thread."""
 
-from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
@@ -12,7 +11,7 @@ from marin_dagster.assets.checks import IntegrityOp
 from marin_dagster.assets.step_op import StepOp
 from marin_dagster.cache import Drift, StepCache
 from marin_dagster.cache.cache import CacheState, LookUp
-from marin_dagster.cache.plan import plan_from_look_ups, with_inputs
+from marin_dagster.cache.plan import plan_from_look_ups
 from marin_dagster.cache.preconditions import previous_failure
 from marin_dagster.errors import (
     MarinDagsterError,
@@ -33,10 +32,10 @@ from marin_dagster.executor.run_steps import (
     by_graph,
     compute_of,
     dependencies_of_run,
+    look_up_graphs,
 )
 from marin_dagster.executor.stuck_steps import cannot_run, hold_back, unreachable, waits_text
 from marin_dagster.runners import INLINE, Placement, Routing
-from marin_dagster.steps import StepGraph, StepLike
 from marin_dagster.steps.protocol import address, is_mutable
 
 BACKFILL_TAG = "dagster/backfill"
@@ -212,7 +211,7 @@ def decide_steps(
     expected: set[str] = set()
     waiting: set[str] = set()
     graphs = by_graph(planned)
-    found = _look_up(graphs, cache_for)
+    found = look_up_graphs(graphs, cache_for)
     coming, read = across_partitions(planned, graphs, found, forced)
     for graph, key_of in graphs:
         seen = plan_from_look_ups(
@@ -296,20 +295,6 @@ def _read_by_ordinary_steps(
         for dep in deps
         if dep in planned
     }
-
-
-def _look_up(
-    graphs: Iterable[tuple[StepGraph, Mapping[str, str]]],
-    cache_for: Callable[[Mapping[str, str]], StepCache],
-) -> dict[str, LookUp]:
-    """Look up the steps of all graphs, and their inputs, together."""
-    steps: dict[StepCache, dict[str, StepLike]] = defaultdict(dict)
-    for graph, key_of in graphs:
-        steps[cache_for(key_of)] |= with_inputs(graph, key_of)
-    found: dict[str, LookUp] = {}
-    for cache, of_cache in steps.items():
-        found |= cache.look_up_many(of_cache.values())
-    return found
 
 
 def _cache(

@@ -1,7 +1,7 @@
 """The steps of a run that are ours, and the names for them in a run's config."""
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from graphlib import TopologicalSorter
 from typing import Any
@@ -10,7 +10,8 @@ import dagster as dg
 
 from marin_dagster._compat import ExecutionPlan, ExecutionStep, PlanExecutionContext
 from marin_dagster.assets.step_op import StepOp
-from marin_dagster.cache import CacheState, LookUp
+from marin_dagster.cache import CacheState, LookUp, StepCache
+from marin_dagster.cache.plan import with_inputs
 from marin_dagster.errors import StepError
 from marin_dagster.events.asset_records import AssetPartition
 from marin_dagster.events.metadata_keys import RUNNER
@@ -101,6 +102,20 @@ def by_graph(planned: Mapping[str, PlannedStep]) -> Sequence[tuple[StepGraph, di
         graphs[id(graph)] = graph
         keys[id(graph)][found.step.output_path] = key
     return [(graphs[identity], key_of) for identity, key_of in keys.items()]
+
+
+def look_up_graphs(
+    graphs: Iterable[tuple[StepGraph, Mapping[str, str]]],
+    cache_for: Callable[[Mapping[str, str]], StepCache],
+) -> dict[str, LookUp]:
+    """Look up the steps of all graphs, and their inputs, together."""
+    steps: dict[StepCache, dict[str, StepLike]] = defaultdict(dict)
+    for graph, key_of in graphs:
+        steps[cache_for(key_of)] |= with_inputs(graph, key_of)
+    found: dict[str, LookUp] = {}
+    for cache, of_cache in steps.items():
+        found |= cache.look_up_many(of_cache.values())
+    return found
 
 
 def across_partitions(

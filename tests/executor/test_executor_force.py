@@ -9,7 +9,6 @@ import pytest
 
 from helpers.runs import Recorder, Run, files_of, metadata_of, run_job, status_of
 from marin_dagster import ResourceConfig, StepSpec, build_definitions
-from marin_dagster.assets import step_op
 from marin_dagster.cache import OutputDir
 from marin_dagster.errors import StoreError
 
@@ -129,7 +128,7 @@ def refuse_to_read_the_note(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(folder: OutputDir) -> None:
         raise StoreError("the store refused")
 
-    monkeypatch.setattr(step_op, "read_job_file", refuse)
+    monkeypatch.setattr(function_runs, "read_job_file", refuse)
 
 
 @pytest.mark.parametrize(
