@@ -9,6 +9,7 @@ import pytest
 
 from helpers.runs import Recorder, Run, files_of, metadata_of, run_job, status_of
 from marin_dagster import ResourceConfig, StepSpec, build_definitions
+from marin_dagster.assets import function_runs
 from marin_dagster.cache import OutputDir
 from marin_dagster.errors import StoreError
 
