@@ -13,12 +13,14 @@ unexport PYTHONDONTWRITEBYTECODE
 DEMO := $(CURDIR)/.demo
 demo_env := MARIN_PREFIX=$(DEMO)/store DAGSTER_HOME=$(DEMO)/dagster DO_NOT_TRACK=1
 run := $(UV) run --frozen
-# Most tests wait for something, so more workers than cores pay; a file's tests share its servers.
-WORKERS ?= 4
+# The environment of `make unit`: the newest Python, beside the oldest of .venv.
+newest := UV_PROJECT_ENVIRONMENT=.venv-3.13 $(run) --python 3.13
+# Some tests wait for something, so more workers than cores pay; a file's tests share its servers.
+WORKERS ?= 3
 parallel = -n $(WORKERS) --dist loadfile $(PYTEST_ARGS)
 # In memory where there is enough: SQLite waits for the disk at each of Dagster's events.
 memory := $(shell test -w /dev/shm && df --output=avail /dev/shm | awk 'NR == 2 && $$1 > 4000000 {print "/dev/shm"}')
-quick unit servers lowest interop python313 coverage: export TMPDIR := $(or $(memory),$(TMPDIR),/tmp)
+quick unit servers lowest interop coverage: export TMPDIR := $(or $(memory),$(TMPDIR),/tmp)
 SERVERS := tests/e2e/server tests/e2e/deployment tests/e2e/browser
 # Where the tests in a browser leave pictures of the pages.
 export MARIN_DAGSTER_PICTURES ?= $(CURDIR)/.pictures
@@ -38,7 +40,7 @@ fast: env ## Lint, types, and the lower layers' quick tests: what to run after e
 # Two suites at a time, the longest first: one computes while the other waits or installs.
 test: check debian ## Everything that CI runs
 	@$(MAKE) --no-print-directory --jobs=2 --old-file=env --old-file=debian \
-		unit interop lowest servers python313
+		unit lowest servers interop
 
 check: env ## Lint, layers, formatting and types
 	$(run) ruff check .
@@ -46,27 +48,21 @@ check: env ## Lint, layers, formatting and types
 	$(run) lint-imports
 	$(run) mypy
 
-# These compute: a worker for each of two cores.
-quick: WORKERS = 2
+# One process: the other core checks the types, and workers would each load the tests again.
 quick: env
-	$(run) pytest -q -m "not slow and not server" $(parallel) tests/steps tests/cache tests/lazy
+	$(run) pytest -q -m "not slow and not server" tests/steps tests/cache tests/lazy $(PYTEST_ARGS)
 
-unit: env debian ## Tests on the newest Dagster
-	$(run) pytest $(SERVERS:%=--ignore=%) $(parallel)
+unit: $(UV) debian ## Tests on the newest Python and Dagster
+	$(newest) pytest $(SERVERS:%=--ignore=%) $(parallel)
 
 servers: env debian ## Tests of whole deployments, and of the UI in a browser
 	$(run) pytest $(SERVERS) $(parallel)
 
 lowest: $(UV) debian ## Tests of the Dagster integration on the lowest supported Dagster
-	UV=$(UV) scripts/test-lowest -m "not slow or server" $(parallel)
+	UV=$(UV) scripts/test-lowest $(parallel)
 
 interop: $(UV) debian ## Tests against real marin-core, in a Python 3.12 environment
 	UV=$(UV) scripts/test-interop $(parallel)
-
-python313: $(UV) debian ## Tests of the package on Python 3.13 and the newest Dagster
-	UV_PROJECT_ENVIRONMENT=.venv-3.13 $(run) --python 3.13 pytest tests/steps tests/cache tests/lazy \
-		tests/runners/test_p*.py tests/events tests/assets tests/executor \
-		-m "not slow and not server" $(parallel)
 
 coverage: env debian ## How much of the package the unit tests run
 	$(run) pytest $(SERVERS:%=--ignore=%) $(parallel) --cov --cov-report=term:skip-covered
@@ -91,4 +87,4 @@ $(CURDIR)/.tools/bin/uv:
 clean: ## Remove environments, caches and the demo's outputs
 	rm -rf .venv .venv-* .tools .demo .pictures .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
-.PHONY: help demo ui fast test check quick unit servers lowest interop python313 coverage pictures env debian instance clean
+.PHONY: help demo ui fast test check quick unit servers lowest interop coverage pictures env debian instance clean

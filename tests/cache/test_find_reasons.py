@@ -92,6 +92,7 @@ JSON = st.recursive(
 )
 
 
+@pytest.mark.slow
 @given(JSON, JSON)
 def test_whatever_differs_yields_a_line_and_what_does_not_yields_none(old: Any, new: Any) -> None:
     # As the identity of a step sees them.

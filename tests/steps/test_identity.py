@@ -166,6 +166,7 @@ JSON_VALUES = st.recursive(
 )  # fmt: skip
 
 
+@pytest.mark.slow
 @PATIENT
 @given(
     attrs=st.dictionaries(st.text(max_size=8), JSON_VALUES, max_size=4),

@@ -225,6 +225,7 @@ def test_a_partition_is_built_once_while_it_is_in_use() -> None:
     assert asked == [*keys, keys[5]]  # not all stay in memory
 
 
+@pytest.mark.slow
 @PATIENT
 @given(st.data())
 def test_a_partition_is_what_a_graph_of_its_own_would_be(data: st.DataObject) -> None:

@@ -23,8 +23,6 @@ from marin_dagster import build_definitions
 from marin_dagster.storage import PooledPostgresEventLogStorage
 from storage.test_pooled_sqlite import entry, event_types, texts
 
-pytestmark = pytest.mark.slow
-
 
 @pytest.fixture(scope="module")
 def postgres() -> Iterator[str]:

@@ -43,7 +43,7 @@ def test_of_two_workers_none_gets_a_lease_that_both_could_hold(
         except Exception as error:
             outcomes.append(error)
 
-    names = [f"step{number}" for number in range(20)]
+    names = [f"step{number}" for number in range(8)]
     for name in names:
         start = threading.Barrier(2)
         workers = [threading.Thread(target=work, args=(name, start)) for _ in range(2)]

@@ -73,6 +73,7 @@ def let_know(instance: dg.DagsterInstance, steps: Iterable[StepSpec]) -> None:
         )
 
 
+@pytest.mark.slow
 def test_of_a_thousand_steps_exactly_those_run_whose_outputs_are_gone_and_needed(
     recorder: Recorder, instance: dg.DagsterInstance
 ) -> None:
