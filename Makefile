@@ -37,10 +37,10 @@ ui: env instance ## Open the example in the Dagster UI, http://127.0.0.1:3000
 fast: env ## Lint, types, and the lower layers' quick tests: what to run after each edit
 	@$(MAKE) --no-print-directory --jobs=2 --output-sync --old-file=env check quick
 
-# Two suites at a time, the longest first: one computes while the other waits or installs.
-test: check debian ## Everything that CI runs
+# Two at a time, the longest suite first: one computes while the other waits or installs.
+test: env debian ## Everything that CI runs
 	@$(MAKE) --no-print-directory --jobs=2 --old-file=env --old-file=debian \
-		unit lowest servers interop
+		check unit lowest servers interop
 
 check: env ## Lint, layers, formatting and types
 	$(run) ruff check .
