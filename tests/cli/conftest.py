@@ -13,6 +13,7 @@ import jsonschema
 import pytest
 from click.testing import CliRunner
 
+from marin_dagster.cache import provenance
 from marin_dagster.cli.main import main
 
 PIPELINE = '''
@@ -125,6 +126,8 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Project
     for name in set(sys.modules) - before:
         if name.startswith(("pipeline", "broken", "other")):
             del sys.modules[name]
+    # A process asks git about its folder once; later tests in this process are in the checkout.
+    provenance._capture_once.cache_clear()
 
 
 @pytest.fixture
