@@ -82,6 +82,26 @@ class Outcome:
 
 
 @dataclass(frozen=True)
+class FlushedAtItsEnd:
+    """A command whose ``stderr`` is written out at its end, as a process's is.
+
+    The runner of click 8.1 reads what is there without that.
+    """
+
+    command: Any
+
+    @property
+    def name(self) -> str:
+        return str(self.command.name)
+
+    def main(self, *arguments: Any, **options: Any) -> Any:
+        try:
+            return self.command.main(*arguments, **options)
+        finally:
+            sys.stderr.flush()
+
+
+@dataclass(frozen=True)
 class Project:
     """A folder with ``pipeline.py``."""
 
@@ -96,7 +116,7 @@ class Project:
         # A command is a process: it imports the project's modules anew.
         for name in [name for name in sys.modules if name.partition("_")[0] == "pipeline"]:
             del sys.modules[name]
-        done = runner.invoke(main, list(arguments), input=stdin)
+        done = runner.invoke(FlushedAtItsEnd(main), list(arguments), input=stdin)
         if done.exception and not isinstance(done.exception, SystemExit):
             raise done.exception
         return Outcome(done.exit_code, done.stdout, done.stderr)
