@@ -95,7 +95,7 @@ def downstream(path: str, prefix: str) -> Lineage:
     while level:
         for at in level:
             nodes[at] = _named(every.get(at) or _node(at), identities)
-        reached = dict.fromkeys(reader for at in level for reader in readers[at])
+        reached = dict.fromkeys(reader for at in level for reader in sorted(readers[at]))
         level = [reader for reader in reached if reader not in nodes]
     return Lineage(start, nodes, {at: tuple(sorted(readers[at])) for at in nodes})
 
