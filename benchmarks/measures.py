@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from graphs import LONG_S, build_steps, finished_steps, trivial
+from partition_measures import measure_partitions
 from script_measures import measure_hits, measure_script
 
 
@@ -274,6 +275,7 @@ MEASURES: dict[str, Callable[..., dict[str, float]]] = {
     "memory": measure_memory,
     "hits": measure_hits,
     "script": measure_script,
+    "partitions": measure_partitions,
     "idle": measure_idle,
 }
 

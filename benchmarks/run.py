@@ -135,6 +135,15 @@ def scripts() -> None:
             print(line)
 
 
+def partitions() -> None:
+    """A sweep of 100 points with three steps each: a run of each point, and one run of all."""
+    for runs in ("multi", "single"):
+        for peer in ("marin", "in_process"):
+            measured = measure("partitions", 100, peer, runs, storage=POOLED)
+            milliseconds = measured["wall"] / measured["steps"] * 1000
+            print(f"{runs:<8}{peer:<11}{measured['wall']:>7.2f} s{milliseconds:>8.1f} ms/step")
+
+
 def decision() -> None:
     """What must run of 1,000 finished steps."""
     for where, latency_s in (("local disk", 0.0), ("a store with 50 ms latency", 0.05)):
@@ -190,6 +199,7 @@ SCENARIOS: dict[str, Callable[[], None]] = {
     "storages": storages,
     "hits": hits,
     "scripts": scripts,
+    "partitions": partitions,
     "decision": decision,
     "schedule": schedule,
     "sensor": sensor,

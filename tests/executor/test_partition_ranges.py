@@ -5,10 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import dagster as dg
+import pytest
 
 from helpers.runs import Recorder, Run, metadata_of, run_job, stale_status, status_of
 from marin_dagster import StepSpec, build_definitions
+from marin_dagster.assets.partitions import run_partitions
 from marin_dagster.cache import DriftLog
+from marin_dagster.errors import GraphError
 from marin_dagster.executor import runner_executor
 
 DAYS = [f"2026-11-{day:02}" for day in range(1, 8)]
@@ -307,11 +310,13 @@ def test_a_range_of_multi_partitions(recorder: Recorder, instance: dg.DagsterIns
     assert tags["dagster/partition/size"] == "large"
 
 
-def test_a_range_that_is_none_names_the_partitions(
-    recorder: Recorder, instance: dg.DagsterInstance
-) -> None:
-    definitions = build_definitions(training(recorder), partitions_def=DAILY)
-    run = run_job(definitions, instance, partition=(DAYS[0], "2027-01-01"))
-    assert not run.success
-    text = " ".join(str(event.event_specific_data) for event in run.of_type("PIPELINE_FAILURE"))
-    assert "the run is for partitions '2026-11-01' to '2027-01-01'" in text
+def test_a_range_that_is_none_names_the_partitions(instance: dg.DagsterInstance) -> None:
+    run = dg.DagsterRun(
+        "materialize_steps",
+        tags={
+            "dagster/asset_partition_range_start": DAYS[0],
+            "dagster/asset_partition_range_end": "2027-01-01",
+        },
+    )
+    with pytest.raises(GraphError, match=r"for partitions '2026-11-01' to '2027-01-01', which are"):
+        run_partitions(run, DAILY, instance)
