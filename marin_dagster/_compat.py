@@ -1,5 +1,6 @@
 """Every private name of Dagster that this package imports, and the attribute that it reads.
 
+Those that import SQLAlchemy are in ``_compat_storage``.
 They all have these names from Dagster 1.11.16 on; the tests run the lowest and the newest release.
 Three more classes read or override private members of their base classes:
 ``executor.pools.RunSlots`` and the two storages in ``storage``.
@@ -59,7 +60,6 @@ from dagster._core.storage.compute_log_manager import (
     ComputeIOType,
     ComputeLogManager,
 )
-from dagster._core.storage.event_log import SqliteEventLogStorage
 from dagster._serdes import ConfigurableClassData
 from dagster._utils.cached_method import cached_method
 from dagster._utils.interrupts import capture_interrupts
@@ -71,7 +71,6 @@ from dagster_shared.utils.warnings import _warnings_on
 __all__ = [
     "ASSET_CHECK_EVENTS",
     "ASSET_EVENTS",
-    "CAN_STORE_TOGETHER",
     "DISALLOWED_NAMES",
     "EVENT_TYPE_TO_PIPELINE_RUN_STATUS",
     "RUNLESS_RUN_ID",
@@ -98,7 +97,6 @@ __all__ = [
     "PlanOrchestrationContext",
     "RetryMode",
     "SerializableErrorInfo",
-    "SqliteEventLogStorage",
     "StepDependencyConfig",
     "StepFailureData",
     "StepOutputHandle",
@@ -116,7 +114,6 @@ __all__ = [
     "get_tag_concurrency_limits_config",
     "notify_subscribers",
     "replace_event_handler",
-    "store_asset_event",
     "trigger_hook",
     "without_beta_warnings",
 ]
@@ -159,18 +156,6 @@ def replace_event_handler(log: DagsterLogManager, handler: logging.Handler) -> D
         level=log.level,
         managed_loggers=log._managed_loggers,
     )
-
-
-CAN_STORE_TOGETHER = hasattr(SqliteEventLogStorage, "_store_asset_event_tags")
-"""Whether :func:`store_asset_event` works; Dagster 1.11 opens a connection for each table."""
-
-
-def store_asset_event(
-    storage: SqliteEventLogStorage, connection: Any, entry: EventLogEntry, event_id: int
-) -> None:
-    """Store what Dagster looks up of an event of an asset, beside the event itself."""
-    storage._store_asset_event_tags(connection, [entry], [event_id])
-    storage._store_asset_event(connection, entry, event_id)
 
 
 def notify_subscribers(instance: Any, entry: EventLogEntry) -> None:

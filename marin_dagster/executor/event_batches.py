@@ -9,12 +9,14 @@ import dagster as dg
 from marin_dagster._compat import (
     ASSET_CHECK_EVENTS,
     ASSET_EVENTS,
-    CAN_STORE_TOGETHER,
     EVENT_TYPE_TO_PIPELINE_RUN_STATUS,
     EventLogEntry,
-    SqliteEventLogStorage,
     event_log_entry,
     notify_subscribers,
+)
+from marin_dagster._compat_storage import (
+    CAN_STORE_TOGETHER,
+    SqliteEventLogStorage,
     store_asset_event,
 )
 from marin_dagster.storage import PooledSqliteEventLogStorage

@@ -20,7 +20,6 @@ from dataclasses import dataclass, field
 import dagster as dg
 
 from marin_dagster._compat import get_log_record_metadata
-from marin_dagster.executor.event_batches import store_batch
 
 _LATEST_S = 0.05
 """An event that nobody waits for is stored at most this many seconds after it was logged."""
@@ -191,6 +190,9 @@ class EventWriter:
                 return
 
     def _store(self, batch: list[_Logged]) -> None:
+        # It imports SQLAlchemy, which takes longer than all of this package.
+        from marin_dagster.executor.event_batches import store_batch
+
         batch.sort(key=lambda logged: logged.number)
         records = {logged: logged.record for logged in batch if logged.record is not None}
         try:

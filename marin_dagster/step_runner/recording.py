@@ -9,8 +9,6 @@ from typing import Any
 
 import dagster as dg
 
-from marin_dagster.storage import PooledSqliteEventLogStorage
-
 _opening = threading.Lock()
 
 
@@ -57,10 +55,11 @@ def would_fail_runs(instance: dg.DagsterInstance) -> bool:
 
 
 def _fast_storage(folder: str) -> dict[str, Any]:
+    # By name, as in dagster.yaml: Dagster imports it, and SQLAlchemy with it, with the instance.
     return {
         "event_log_storage": {
-            "module": PooledSqliteEventLogStorage.__module__,
-            "class": PooledSqliteEventLogStorage.__name__,
+            "module": "marin_dagster.storage",
+            "class": "PooledSqliteEventLogStorage",
             "config": {"base_dir": os.path.join(folder, "events")},
         }
     }

@@ -16,12 +16,8 @@ import sqlalchemy as db
 from sqlalchemy.engine import Connection, Engine
 from sqlalchemy.pool import NullPool, StaticPool
 
-from marin_dagster._compat import (
-    ConfigurableClassData,
-    EventLogEntry,
-    SqliteEventLogStorage,
-    UserConfigSchema,
-)
+from marin_dagster._compat import ConfigurableClassData, EventLogEntry, UserConfigSchema
+from marin_dagster._compat_storage import SqliteEventLogStorage
 
 _INDEX = "index"
 _KEPT = 16

@@ -21,7 +21,8 @@ import pytest
 from helpers.processes import wait_until
 from helpers.runs import Recorder, run_job
 from marin_dagster import StepSpec, build_definitions
-from marin_dagster._compat import EventLogEntry, SqliteEventLogStorage
+from marin_dagster._compat import EventLogEntry
+from marin_dagster._compat_storage import SqliteEventLogStorage
 from marin_dagster.storage import PooledSqliteEventLogStorage
 
 KINDS: dict[str, type[SqliteEventLogStorage]] = {
