@@ -86,8 +86,7 @@ class IntegrityOp:
     ) -> Iterator[dg.AssetCheckEvaluation]:
         # The key in this job: Definitions.map_asset_specs or a prefix may have changed it.
         (check,) = context.selected_asset_check_keys
-        key, *_ = self.of_step.run_partitions(context.run, context.instance)
-        op = self.of_step.at(key)
+        op = self.of_step.at_checked(context.run, context.instance, check.asset_key)
         asset = AssetPartition(check.asset_key, op.partition)
         entry = last_partition_events(context.instance, [asset]).get(asset)
         yield evaluate(op.step, op.graph, asset, entry)

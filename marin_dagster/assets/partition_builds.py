@@ -5,7 +5,7 @@ version, and fails alone: the step fails once the others have ended.
 """
 
 import contextvars
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,6 +18,7 @@ import dagster as dg
 from marin_dagster._compat import WITHOUT_EVENTS
 from marin_dagster.assets.cache_integrity_check import CHECK_NAME, combined
 from marin_dagster.assets.interrupt import Interrupt
+from marin_dagster.assets.partitions import run_partitions
 from marin_dagster.assets.step_control import (
     PartitionRange,
     StepControl,
@@ -62,11 +63,13 @@ class PartitionedStepOp(StepOp):
     def __call__(
         self, context: dg.AssetExecutionContext, inputs: Mapping[str, Any]
     ) -> Iterator[dg.Output[Any] | dg.AssetCheckEvaluation]:
-        keys = self.run_partitions(context.run, context.instance)
-        ops = {str(key): self.at(key) for key in keys if key is not None}
-        if len(ops) < 2 or next(iter(ops.values())).partition is None:
-            yield from self.at(keys[0]).run(context)
+        keys: Sequence[str] = ()
+        if self.partitions is not None and self.partitions.is_partitioned(self.step.name):
+            keys = run_partitions(context.run, self.partitions.definition, context.instance)
+        if len(keys) < 2:
+            yield from self.of_run(context).run(context)
             return
+        ops = {key: self.at(key) for key in keys}
         makes_asset = bool(context.selected_asset_keys)
         control = step_control.get() or StepControl()
         if makes_asset:

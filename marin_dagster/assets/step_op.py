@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -11,8 +11,8 @@ import dagster as dg
 from marin_dagster._compat import without_beta_warnings
 from marin_dagster.assets.cache_integrity_check import CHECK_NAME, evaluate, unknown
 from marin_dagster.assets.cache_resource import cache_of
+from marin_dagster.assets.chosen_step import ChosenStep
 from marin_dagster.assets.function_runs import register, run_function, run_identity
-from marin_dagster.assets.partitions import GraphPartitions, run_partitions
 from marin_dagster.assets.previous_builds import PreviousBuilds
 from marin_dagster.assets.step_control import StepControl, step_control
 from marin_dagster.cache import (
@@ -42,7 +42,7 @@ from marin_dagster.events.metadata import (
     sendable,
 )
 from marin_dagster.events.metadata_keys import COMPARED_WITH, DRIFT, REASON
-from marin_dagster.steps import StepGraph, StepLike
+from marin_dagster.steps import StepLike
 from marin_dagster.steps.protocol import (
     address,
     adopted_source,
@@ -56,70 +56,17 @@ OUTPUT_NAME = "result"
 
 
 @dataclass(frozen=True, eq=False)
-class StepOp:
+class StepOp(ChosenStep):
     """The compute function of a step's op: serve from the cache, or build, and check the output.
 
     A run can select the output, the check, or both. The op yields the
     :class:`Hit` or the open :class:`Attempt`; the IO manager commits the latter.
     """
 
-    step: StepLike
-    graph: StepGraph
-    io_manager_key: str
-    input_steps: Mapping[str, StepLike]
-    """The step of each of the op's inputs that is the output of one, without partitioned assets."""
-    partitioned_inputs: Mapping[str, str] = field(default_factory=dict)
-    """The step name of each of the op's inputs that is a partitioned asset."""
-    partitions: GraphPartitions | None = None
-    """Chooses the step by the run's partition; ``step`` and ``graph`` are then of one partition."""
-    run_partition: str | None = None
-    """The partition of the run, whose graph it is."""
-
-    @property
-    def partition(self) -> str | None:
-        """The partition whose step it is; None for a step without partitions."""
-        if self.partitions is None or not self.partitions.is_partitioned(self.step.name):
-            return None
-        return self.run_partition
-
-    def is_of_another_partition(self, path: str) -> bool:
-        """Whether an output path of the graph belongs to a partition that is not the run's."""
-        if self.partitions is None:
-            return False
-        key = self.run_partition or self.partitions.steps.reference.key
-        return path not in self.partitions.steps.at(key).paths
-
-    def at(self, key: str | None) -> "StepOp":
-        """The op with the step of a partition of the run; itself where there are no partitions.
-
-        Raises:
-            GraphError: the partition's steps do not fit those of the others.
-        """
-        if self.partitions is None or key is None:
-            return self
-        partition = self.partitions.steps.at(key)
-        name = self.step.name
-        return replace(
-            self,
-            step=partition.steps[name],
-            graph=partition.graph,
-            input_steps={of: partition.steps[dep.name] for of, dep in self.input_steps.items()},
-            run_partition=key,
-        )
-
-    def run_partitions(
-        self, run: dg.DagsterRun, instance: dg.DagsterInstance
-    ) -> tuple[str | None, ...]:
-        """The partitions that a run builds, or None alone."""
-        if self.partitions is None:
-            return (None,)
-        return run_partitions(run, self.partitions.definition, instance) or (None,)
-
     def __call__(
         self, context: dg.AssetExecutionContext, inputs: Mapping[str, Any]
     ) -> Iterator[dg.Output[Any] | dg.AssetCheckEvaluation]:
-        first, *_ = self.run_partitions(context.run, context.instance)
-        yield from self.at(first).run(context)
+        yield from self.of_run(context).run(context)
 
     def run(
         self, context: dg.AssetExecutionContext

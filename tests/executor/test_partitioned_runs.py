@@ -15,7 +15,15 @@ from helpers.runs import (
     stale_status,
     status_of,
 )
-from marin_dagster import StepSpec, build_definitions
+from marin_dagster import (
+    MarinGraph,
+    MarinIOManager,
+    StepSpec,
+    build_definitions,
+    build_marin_assets,
+    build_marin_checks,
+    marin_executor,
+)
 
 DAYS = [f"2026-11-{day:02}" for day in range(1, 8)]
 NAMES = ["prep", "train", "evaluate"]
@@ -289,3 +297,40 @@ def test_multi_partitions(recorder: Recorder, instance: dg.DagsterInstance) -> N
     assert recorder.take() == ["data", "train", "train", "train"]
     again = run_job(definitions, instance, partition=f"{DAYS[1]}|small")
     assert partitions(again, "ASSET_OBSERVATION") == {"data": None, "train": f"{DAYS[1]}|small"}
+
+
+def test_a_run_without_a_partition_builds_nothing(
+    recorder: Recorder, instance: dg.DagsterInstance
+) -> None:
+    definitions = build_definitions(training(recorder), partitions_def=DAILY)
+    run = run_job(definitions, instance)
+    assert not run.success
+    assert recorder.take() == []
+    text = " ".join(str(event.event_specific_data) for event in run.of_type("PIPELINE_FAILURE"))
+    assert "is partitioned, and the run names no partition. Choose one" in text
+
+
+@pytest.mark.parametrize("apart", [False, True], ids=["in-the-step", "apart"])
+def test_a_check_alone_looks_at_the_partition_built_last(
+    recorder: Recorder, instance: dg.DagsterInstance, apart: bool
+) -> None:
+    graph = MarinGraph.of(training(recorder), partitions_def=DAILY)
+    definitions = build_definitions(graph, checks=not apart)
+    for day in (DAYS[2], DAYS[1]):
+        assert run_job(definitions, instance, partition=day).success
+    key = dg.AssetCheckKey(dg.AssetKey("prep"), "cache_integrity")
+    job = dg.define_asset_job("checks", selection=dg.AssetSelection.checks(key))
+    checks = build_marin_checks(graph) if apart else []
+    assets = build_marin_assets(graph, checks=not apart)
+    alone = dg.Definitions(
+        assets=assets,
+        asset_checks=checks,
+        jobs=[job],
+        resources={"marin_io_manager": MarinIOManager()},
+        executor=marin_executor,
+    )
+    run = run_job(alone, instance, job="checks")
+    assert run.success
+    (event,) = run.of_type("ASSET_CHECK_EVALUATION")
+    evaluation = event.asset_check_evaluation_data
+    assert evaluation.description == f"Partition {DAYS[1]}: The record agrees with the step."
