@@ -1,4 +1,4 @@
-"""``ChosenStep``: the step of an op, which the run's partition chooses where there are partitions."""
+"""``ChosenStep``: the step of an op; where there are partitions, the run's partition chooses it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
