@@ -50,6 +50,8 @@ def found_output(
     found: Mapping[str, LookUp],
     versions: Mapping[dg.AssetKey, str | None],
     version: str | None = None,
+    partition: str | None = None,
+    code_version: str | None = None,
 ) -> dg.AssetMaterialization:
     """The materialization of a found output, with the versions that a run records for a hit.
 
@@ -61,12 +63,16 @@ def found_output(
         found: look-ups of the step and of its inputs, by output path.
         versions: the last data versions of the inputs, as the instance knows them.
         version: the output's data version, if not the step's.
+        partition: the asset's partition, if it has partitions.
+        code_version: the asset's code version, if it has partitions.
     """
     drift = found[step.output_path].drift
     built_by = recorded_version(step, drift)
+    if drift is not None or code_version is None:
+        code_version = recorded_code_version(step, drift)
     tags = {
         DATA_VERSION_TAG: version or built_by,
-        CODE_VERSION_TAG: recorded_code_version(step, drift) or built_by,
+        CODE_VERSION_TAG: code_version or built_by,
         "dagster/data_version_is_user_provided": "true",
     }
     for input_key, dep in inputs.items():
@@ -79,6 +85,7 @@ def found_output(
             tags[input_version_tag(input_key)] = recorded_version(dep, found[dep.output_path].drift)
     return dg.AssetMaterialization(
         key,
+        partition=partition,
         description=f"{address(step)} was found finished in the cache.",
         metadata=metadata,
         tags=tags,
