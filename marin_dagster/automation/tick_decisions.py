@@ -53,7 +53,7 @@ class TickDecision:
 
     @property
     def run_key(self) -> str | None:
-        """Tells the runs of one tick apart."""
+        """Distinguishes the runs of one tick."""
         return (self.partition or "without partition") if self.is_partitioned else None
 
     @property

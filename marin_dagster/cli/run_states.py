@@ -1,4 +1,4 @@
-"""``RunStates``: what a run's events say about its steps."""
+"""``RunStates``: the state of each step, by a run's events."""
 
 import threading
 import time

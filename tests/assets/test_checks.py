@@ -70,7 +70,7 @@ def test_materialize_all_checks_what_it_has_built_or_served(
     for built in (["raw", "a.b/clean-1"], []):
         run = run_job(definitions, instance, job=job)
         assert run.success
-        # By the step's own op: a check is no step of the run.
+        # By the step's own op: a check does not count as a step of the run.
         assert len(run.steps("STEP_SUCCESS")) == 2
         assert recorder.take() == built
         found = evaluations(run)
