@@ -88,13 +88,15 @@ def compare(graph: str) -> None:
 
 def checks() -> None:
     """Runs of everything with checks, and how many times as long as without."""
-    for graph in ("flat-100", "waiting-16"):
-        measured = measure("checks", graph, 3)
-        for kind in ("build", "serve"):
-            checked, plain = measured[f"{kind}_checked"], measured[kind]
-            print(
-                f"{graph} {kind}: {checked:.2f} s, without {plain:.2f} s ({checked / plain:.2f}x)"
-            )
+    for storage_name, storage in (("plain", ""), ("pooled", POOLED)):
+        for graph in ("flat-100", "waiting-16"):
+            measured = measure("checks", graph, 3, storage=storage)
+            for kind in ("create", "build", "serve"):
+                checked, plain = measured[f"{kind}_checked"], measured[kind]
+                print(
+                    f"{storage_name:<7}{graph:<11}{kind:<7}{checked:.2f} s, without {plain:.2f} s "
+                    f"({checked / plain:.2f}x)"
+                )
 
 
 def storages() -> None:

@@ -83,7 +83,6 @@ class StepOp(ChosenStep):
                     raise control.options.refused
                 yield from self.serve_or_build(context, control)
         for check in context.selected_asset_check_keys:
-            control.wait_for_events()
             evaluation = self.check(context, check.asset_key, has_output=makes_asset)
             # Not an AssetCheckResult: for it Dagster reads the asset's last materialization, which
             # costs more than the whole check.

@@ -1,7 +1,7 @@
 """Stores several events of a run at once, where the storage is Dagster's on SQLite."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import dagster as dg
@@ -17,6 +17,7 @@ from marin_dagster._compat import (
 from marin_dagster._compat_storage import (
     CAN_STORE_TOGETHER,
     SqliteEventLogStorage,
+    store_asset_check_event,
     store_asset_event,
 )
 from marin_dagster.storage import PooledSqliteEventLogStorage
@@ -88,35 +89,29 @@ def _store_in_index(
         for position, entry in enumerate(entries)
         if entry.dagster_event_type in ASSET_EVENTS | ASSET_CHECK_EVENTS
     }
-    ids: dict[int, int] = {}
     try:
-        ids = _index(storage, found)
+        _index(storage, found.values())
     except Exception:
         for position, entry in found.items():
             try:
-                ids |= _index(storage, {position: entry})
-            except Exception as error:
-                errors[position] = error
-    for position, event_id in ids.items():
-        if entries[position].dagster_event_type in ASSET_CHECK_EVENTS:
-            try:
-                storage.store_asset_check_event(entries[position], event_id)
+                _index(storage, [entry])
             except Exception as error:
                 errors[position] = error
     return errors
 
 
-def _index(storage: SqliteEventLogStorage, entries: Mapping[int, EventLogEntry]) -> dict[int, int]:
-    """Store the events in one transaction; their ids."""
-    ids: dict[int, int] = {}
-    if entries:
-        with storage.index_transaction() as connection:
-            for position, entry in entries.items():
-                inserted: Any = connection.execute(storage.prepare_insert_event(entry))
-                ids[position] = inserted.inserted_primary_key[0]
-                if entry.dagster_event_type in ASSET_EVENTS:
-                    store_asset_event(storage, connection, entry, ids[position])
-    return ids
+def _index(storage: SqliteEventLogStorage, entries: Collection[EventLogEntry]) -> None:
+    """Store the events in one transaction."""
+    if not entries:
+        return
+    with storage.index_transaction() as connection:
+        for entry in entries:
+            inserted: Any = connection.execute(storage.prepare_insert_event(entry))
+            event_id = inserted.inserted_primary_key[0]
+            if entry.dagster_event_type in ASSET_EVENTS:
+                store_asset_event(storage, connection, entry, event_id)
+            else:
+                store_asset_check_event(storage, connection, entry, event_id)
 
 
 def _store_each(

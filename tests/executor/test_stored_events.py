@@ -4,6 +4,7 @@ import os
 import shutil
 import signal
 import sqlite3
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -12,10 +13,13 @@ from typing import Any
 
 import dagster as dg
 import pytest
+from dagster._core.storage.event_log import SqliteEventLogStorage
 
 from helpers.runs import Recorder, Run, run_job
 from marin_dagster import StepSpec, build_definitions
+from marin_dagster._compat_storage import CAN_STORE_TOGETHER
 from marin_dagster.assets import step_op
+from marin_dagster.assets.cache_integrity_check import CHECK_NAME
 
 PLANNED = "ASSET_MATERIALIZATION_PLANNED"
 CHECK = ["ASSET_CHECK_EVALUATION_PLANNED"]
@@ -130,9 +134,15 @@ def die(*arguments: Any) -> Any:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def die_later(*arguments: Any) -> Any:
+    """End the process once events that nobody waits for are stored, too."""
+    time.sleep(1.0)
+    die()
+
+
 def die_in_check(output_path: str) -> None:
     """Let the check of this step end the process."""
-    step_op.evaluate = die  # type: ignore[assignment]
+    step_op.evaluate = die_later  # type: ignore[assignment]
 
 
 @pytest.mark.parametrize(
@@ -163,9 +173,40 @@ def test_what_a_killed_worker_has_reported_is_stored(
         assert stored(instance, run.run_id, "before")[-1] == "STEP_SUCCESS"
 
 
+@pytest.mark.parametrize("home", ["plain"], indirect=True)
+def test_checks_of_served_steps_open_no_connections_of_their_own(
+    recorder: Recorder, sqlite: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On Dagster's storage, a connection and its commit are most of what an event costs."""
+    if not CAN_STORE_TOGETHER:
+        pytest.skip("this release stores events one by one")
+    steps = [recorder.step(f"step_{number}") for number in range(20)]
+    opened: list[str] = []
+    connect = SqliteEventLogStorage._connect
+
+    def count(storage: Any, shard: str) -> Any:
+        opened.append(shard)
+        return connect(storage, shard)
+
+    monkeypatch.setattr(SqliteEventLogStorage, "_connect", count)
+    counts: dict[bool, int] = {}
+    for checks in (False, True):
+        job = build_definitions(steps, checks=checks).resolve_job_def("materialize_steps")
+        assert execute(job, sqlite.create_run_for_job(job), sqlite).success
+        recorded = sqlite.create_run_for_job(job)
+        opened.clear()
+        assert execute(job, recorded, sqlite).success
+        counts[checks] = len(opened)
+        found = sqlite.all_logs(recorded.run_id, of_type=dg.DagsterEventType.ASSET_CHECK_EVALUATION)
+        assert len(found) == (len(steps) if checks else 0)
+
+    assert counts[True] - counts[False] < 10
+
+
+@pytest.mark.parametrize("kind", ["ASSET_MATERIALIZATION", "ASSET_CHECK_EVALUATION"])
 @pytest.mark.parametrize("where", ["index", "run"])
 def test_an_event_that_cannot_be_stored_fails_its_step_alone(
-    where: str, recorder: Recorder, home: Path, sqlite: dg.DagsterInstance
+    where: str, kind: str, recorder: Recorder, home: Path, sqlite: dg.DagsterInstance
 ) -> None:
     steps = [recorder.step(f"step_{number}") for number in range(8)]
     job = build_definitions(steps).resolve_job_def("materialize_steps")
@@ -174,7 +215,7 @@ def test_an_event_that_cannot_be_stored_fails_its_step_alone(
     with closing(sqlite3.connect(file)) as database:
         database.execute(
             "CREATE TRIGGER broken BEFORE INSERT ON event_logs WHEN NEW.step_key = 'step_3' "
-            "AND NEW.dagster_event_type = 'ASSET_MATERIALIZATION' "
+            f"AND NEW.dagster_event_type = '{kind}' "
             "BEGIN SELECT RAISE(ABORT, 'cannot store this'); END"
         )
 
@@ -185,8 +226,14 @@ def test_an_event_that_cannot_be_stored_fails_its_step_alone(
     assert run.steps("STEP_FAILURE") == ["step_3"]
     assert "cannot store this" in run.error("step_3")
     for step in steps:
-        found = sqlite.fetch_materializations(dg.AssetKey(step.name), limit=10).records
-        assert len(found) == (0 if step.name == "step_3" else 1)
+        key = dg.AssetKey(step.name)
+        events = sqlite.fetch_materializations(key, limit=10).records
+        lost = step.name == "step_3" and kind == "ASSET_MATERIALIZATION"
+        assert len(events) == (0 if lost else 1)
+        check = dg.AssetCheckKey(key, CHECK_NAME)
+        [record] = sqlite.event_log_storage.get_asset_check_execution_history(check, limit=10)
+        lost = step.name == "step_3" and kind == "ASSET_CHECK_EVALUATION"
+        assert record.status.value == ("PLANNED" if lost else "SUCCEEDED")
 
 
 def test_a_failed_report_of_served_steps_fails_the_run(
