@@ -78,7 +78,6 @@ class PartitionedStepOp(StepOp):
             with control.failing():
                 yield from _Builds(context, control, ops).run()
         for check in context.selected_asset_check_keys:
-            control.wait_for_events()
             evaluations = [
                 op.check(context, check.asset_key, has_output=makes_asset) for op in ops.values()
             ]
