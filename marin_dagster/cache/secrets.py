@@ -13,8 +13,9 @@ from collections.abc import Iterable, Iterator
 
 HIDDEN = "***"
 
-_WORD = r"(?:(?<![^\W_])|(?<=\\[nrt]))"
-"""Where a word starts: ``pass`` in ``db_pass`` and after an escaped newline, not in ``bypass``."""
+_WORD = r"(?:(?<![^\W_])|(?<=\\[nrt])|(?-i:(?<=[a-z0-9])(?=[A-Z])))"
+"""Where a word starts: ``pass`` in ``db_pass``, ``dbPass`` and after an escaped newline, not in
+``bypass``."""
 _SECRET = (
     r"(?:pass(?:word|wd|phrase)s?|secrets?(?:[_-]?(?:key(?:[_-]?base)?|value|id))?"
     r"|(?:api|access|account|private)[_-]?keys?|(?:api|access|auth|refresh)[_-]?tokens?"

@@ -41,6 +41,7 @@ TEXTS = {
     f'password=\n"{S}"': "password=\n***",
     f"passwords:\n- a\n- {S}\nport: 1": "passwords:***\nport: 1",
     f"https://x/?auth={S}&a=1": "https://x/?auth=***&a=1",
+    f"postgresql://db/x?dbPass={S}&a=1": "postgresql://db/x?dbPass=***&a=1",
     f"https://x/?key={S}&a=1": "https://x/?key=***&a=1",
     f"https://x/?a=1&key={S}": "https://x/?a=1&key=***",
     f"train --db-pass {S} --fast": "train --db-pass *** --fast",
@@ -51,7 +52,7 @@ TEXTS = {
     **{
         f"{name}={S} x": f"{name}=*** x"
         for name in (
-            *("pass", "db_pass", "auth", "pw", "secret_key_base", "secret_value", "secret_id"),
+            *("pass", "db_pass", "dbPass", "db2Pw", "httpAuth", "auth", "pw", "secret_key_base", "secret_value", "secret_id"),
             *("token_id", "WANDB_KEY", "auth_tokens", "private_keys"),
         )
     },
