@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -348,3 +349,20 @@ def test_a_job_elsewhere_does_not_prolong_the_grace_of_a_step_stuck_in_c(store: 
     assert b"Step stuck did not stop within 5 s" in stderr
     assert b"Step elsewhere did not" not in stderr
     assert [status_of(step) for step in steps] == ["RUNNING", "FAILED"]
+
+
+@pytest.mark.parametrize("in_job", [False, True])
+def test_the_traceback_of_a_failure_begins_in_the_function(in_job: bool) -> None:
+    def fail(output_path: str) -> None:
+        raise ValueError("no more disks")
+
+    resources = ResourceConfig(ram="1g") if in_job else None
+    with pytest.raises(StepsFailedError) as raised:
+        StepRunner().run([StepSpec("bad", fn=fail, resources=resources)])
+
+    cause = raised.value.__cause__
+    assert cause is raised.value.exceptions[0]
+    frames = [frame.name for frame in traceback.extract_tb(cause.__traceback__)]
+    # In a job, the message has the frames.
+    assert frames == ([] if in_job else ["fail"])
+    assert "no more disks" in str(cause)

@@ -32,4 +32,8 @@ def test_a_script_shows_what_matters_on_its_console() -> None:
     logged = second[second.index("STEP_FAILURE") : second.index("Exception Group Traceback")]
     assert "no more disks" in logged
     assert "1 step(s) failed: bad_" in second
+    # The frames of the step's function, without those of the libraries that call it.
+    assert '  File "<string>", line 5, in fail\nValueError: no more disks' in logged
+    assert "dagster/_core" not in second
+    assert "marin_dagster/assets" not in second
     assert "DEBUG" not in planned + first + second

@@ -15,7 +15,6 @@ from marin_dagster.assets.partition_mappings import is_dynamic
 from marin_dagster.assets.partitions import GraphPartitions, as_key
 from marin_dagster.automation.due_steps import DueSteps, due_steps
 from marin_dagster.cache.plan import CachePlan
-from marin_dagster.definitions import build_definitions
 from marin_dagster.errors import GraphError
 from marin_dagster.events.asset_records import AssetPartition
 from marin_dagster.executor.graph_decisions import planned_steps
@@ -32,7 +31,7 @@ from marin_dagster.step_runner.recording import (
     would_fail_runs,
 )
 from marin_dagster.step_runner.results import StepResults
-from marin_dagster.step_runner.runner_call import JOB, RunnerCall
+from marin_dagster.step_runner.runner_call import RunnerCall
 from marin_dagster.steps import StepGraph, StepLike
 from marin_dagster.steps.partitions import Partition
 from marin_dagster.steps.protocol import is_external
@@ -216,8 +215,7 @@ def run_partitions(
 
 def _run_each(chosen: ChosenPartitions, call: RunnerCall, instance: dg.DagsterInstance) -> None:
     failures: dict[str, list[BaseException]] = {}
-    executor = call.executor(chosen.graph.terminals, failures)
-    definitions = build_definitions(chosen.marin, executor=executor, job_name=JOB, checks=False)
+    definitions = call.definitions(chosen.marin, chosen.graph.terminals, failures)
     definition = chosen.partitions.definition
     keys = chosen.marin.keys
     step_keys = {keys[path]: name for path, name in chosen.marin.op_names.items()}

@@ -12,7 +12,6 @@ from typing import Any, overload
 import dagster as dg
 
 from marin_dagster.assets.marin_graph import MarinGraph
-from marin_dagster.definitions import build_definitions
 from marin_dagster.executor.config import DEFAULT_MAX_CONCURRENT, effective_max_concurrent
 from marin_dagster.lazy import ArtifactStep, load
 from marin_dagster.runners import FraySettings, Runner
@@ -28,7 +27,7 @@ from marin_dagster.step_runner.recording import (
     would_fail_runs,
 )
 from marin_dagster.step_runner.results import StepResults
-from marin_dagster.step_runner.runner_call import JOB, RunnerCall
+from marin_dagster.step_runner.runner_call import RunnerCall
 from marin_dagster.steps import StepGraph, StepLike
 from marin_dagster.steps.protocol import is_external
 from marin_dagster.steps.undeclared_inputs import check_undeclared_inputs
@@ -179,9 +178,8 @@ class StepRunner:
         if serve_cached(graph, call.drifts, kept):
             return
         failures: dict[str, list[BaseException]] = {}
-        executor = call.executor(graph.terminals, failures)
         marin = MarinGraph.of(graph, strict=self.strict)
-        definitions = build_definitions(marin, executor=executor, job_name=JOB, checks=False)
+        definitions = call.definitions(marin, graph.terminals, failures)
         if any(not is_external(step) for step in graph.steps.values()):
             with recording(self.instance) as instance:
                 if would_fail_runs(instance):

@@ -7,18 +7,19 @@ from dataclasses import dataclass, field
 import dagster as dg
 
 from marin_dagster._compat import InMemoryJob, capture_interrupts, execute_run
+from marin_dagster.assets.marin_graph import MarinGraph
 from marin_dagster.cache import DriftLog, StepCache
 from marin_dagster.cache.plan import plan_from_cache
+from marin_dagster.definitions import build_definitions
 from marin_dagster.errors import MarinDagsterError, StepError, StepsFailedError
 from marin_dagster.executor import runner_executor
 from marin_dagster.runners import Runner
+from marin_dagster.step_runner.failures import script_console, with_own_frames
 from marin_dagster.steps import StepGraph, StepLike
 from marin_dagster.steps.protocol import address
 from marin_dagster.steps.text import summarize
 
 JOB = "step_runner"
-# Dagster's console logs every event at DEBUG, some fifty lines for each step.
-_LOGGERS = {"console": {"config": {"log_level": "INFO"}}}
 
 
 @dataclass(eq=False)
@@ -65,16 +66,20 @@ class RunnerCall:
             message = f"{len(errors)} step(s) failed: {summarize(self.names)}"
             raise StepsFailedError(message, errors) from errors[0]
 
-    def executor(
-        self, required: Collection[str], failures: dict[str, list[BaseException]]
-    ) -> dg.ExecutorDefinition:
-        """An executor for runs of this call.
+    def definitions(
+        self,
+        marin: MarinGraph,
+        required: Collection[str],
+        failures: dict[str, list[BaseException]],
+    ) -> dg.Definitions:
+        """Definitions for runs of this call, with the job ``step_runner``.
 
         Args:
+            marin: the graph.
             required: output paths to build even if no selected step reads them.
             failures: receives what steps raised, by step key.
         """
-        return runner_executor(
+        executor = runner_executor(
             self.limit,
             self.runners,
             frozenset(required),
@@ -82,6 +87,10 @@ class RunnerCall:
             self.drifts,
             built=self.built,
             stop=self.stop,
+        )
+        return dg.Definitions.merge(
+            build_definitions(marin, executor=executor, job_name=JOB, checks=False),
+            dg.Definitions(loggers={"console": script_console}),
         )
 
     def run(
@@ -109,7 +118,7 @@ class RunnerCall:
         job = definitions.resolve_job_def(JOB)
         if assets is not None:
             job = job.get_subset(asset_selection=set(assets))
-        config = {"execution": {"config": dict(self.execution)}, "loggers": _LOGGERS}
+        config = {"execution": {"config": dict(self.execution)}, "loggers": {"console": {}}}
         recorded = instance.create_run_for_job(job_def=job, run_config=config, tags=tags)
         try:
             with capture_interrupts():
@@ -125,11 +134,12 @@ class RunnerCall:
             # The last attempt's.
             raised = failures.get(event.step_key, [])
             if raised and isinstance(raised[-1], Exception):
-                raised[-1].add_note(f"in step {event.step_key} of run {recorded.run_id}")
-                errors[event.step_key] = raised[-1]
+                error = with_own_frames(raised[-1])
+                error.add_note(f"in step {event.step_key} of run {recorded.run_id}")
+                errors[event.step_key] = error
             else:
-                error = event.step_failure_data.error
-                message = error.message if error else f"step {event.step_key} failed"
+                info = event.step_failure_data.error
+                message = info.message if info else f"step {event.step_key} failed"
                 errors[event.step_key] = StepError(message)
         if not errors:
             raise MarinDagsterError(f"run {recorded.run_id} failed; see its log.")
