@@ -78,10 +78,13 @@ class RunSummary:
             "other": others & self._succeeded,
             "failed": steps & failed,
         }
+        if not steps:
+            steps = set(plan.step_keys_to_execute)
+            groups = {"checked": steps & self._succeeded, "failed": steps & self._failed}
         rest = steps.difference(*groups.values())
         counts = {**groups, "not run": rest}
         named = [f"{len(keys)} {what}" for what, keys in counts.items() if keys]
-        return f"Result: {', '.join(named) or 'no steps'}."
+        return f"Result: {', '.join(named)}."
 
     def _reported(self, how: str) -> set[str]:
         planned = self.decisions.planned

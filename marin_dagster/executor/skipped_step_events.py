@@ -96,6 +96,8 @@ def summary(plan: ExecutionPlan, decisions: Decisions) -> str:
         "blocked": len(stuck),
     }
     total = len(set(plan.step_keys_to_execute) - decisions.checks)
+    if total == 0:
+        return f"Checks: {len(plan.step_keys_to_execute)}. No step is selected."
     counts["to run"] = total - sum(counts.values())
     parts = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
     return f"Steps: {total}" + (f", of which {parts}." if parts else ".")

@@ -373,3 +373,16 @@ def test_the_checks_of_a_graph_do_not_fill_the_list_of_definitions(recorder: Rec
         [check] = found.resolve_asset_graph().asset_check_keys
         # ``dg list defs`` repeats a description for each asset.
         assert found.resolve_asset_graph().get_check_spec(check).description is None
+
+
+def test_the_log_of_a_run_of_checks_alone_counts_checks(
+    instance: dg.DagsterInstance, recorder: Recorder
+) -> None:
+    definitions = build_definitions([recorder.step("clean", recorder.step("raw"))])
+    run_job(definitions, instance)
+
+    run = run_checks(definitions, instance, "raw", "clean")
+
+    lines = [entry.user_message for entry in instance.all_logs(run.run_id)]
+    assert "Checks: 2. No step is selected." in lines
+    assert lines.count("Result: 2 checked.") == 1
