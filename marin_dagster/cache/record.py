@@ -26,6 +26,7 @@ from marin_dagster.cache.store import OutputDir
 from marin_dagster.errors import OutputNotReadyError, RecordError, ResultError
 from marin_dagster.steps.paths import join
 from marin_dagster.steps.protocol import StepLike
+from marin_dagster.steps.text import shown
 
 RECORD_FILE = ".artifact.json"
 INFO_FILE = ".executor_info"
@@ -219,7 +220,7 @@ def result_payload(step: _Named, result: Any) -> dict[str, Any] | None:
             fault = None
         raise _result_error(step, fault or f"result: {error}") from error
     if not isinstance(payload, dict):
-        raise _result_error(step, f"it returned {result!r:.80}, a {type(result).__name__}")
+        raise _result_error(step, f"it returned {shown(result)}, a {type(result).__name__}")
     return payload
 
 
@@ -342,4 +343,4 @@ def _result_fault(value: Any, path: str) -> str | None:
 def _plain_number(value: Any) -> Any:
     if getattr(value, "shape", None) == () and callable(getattr(value, "item", None)):
         return value.item()
-    raise TypeError(f"{value!r:.80} is a {type(value).__name__}")
+    raise TypeError(f"{shown(value)} is a {type(value).__name__}")

@@ -17,6 +17,7 @@ from marin_dagster.errors import (
     ResultMissingError,
 )
 from marin_dagster.steps.paths import is_relative, join, output_prefix
+from marin_dagster.steps.text import shown
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -101,7 +102,7 @@ def check_result(result: Any, wanted: type[Any], *, where: str) -> None:
         raise ResultError(f"{where}: its function is async or a generator, so it never ran.")
     if result is not None and not hasattr(result, "result_payload"):
         raise ResultError(
-            f"{where}: its function returned {result!r:.80}. Return None, or an instance of "
+            f"{where}: its function returned {shown(result)}. Return None, or an instance of "
             f"{wanted.__qualname__}."
         )
     if isinstance(result, type) or (result is not None and not isinstance(result, wanted)):
@@ -131,7 +132,7 @@ def read_artifact(output_path: str, schema: type[M]) -> M:
         StoreError: the store refused.
     """
     if not (isinstance(schema, type) and issubclass(schema, BaseModel)):
-        raise TypeError(f"read_artifact needs a pydantic model to load as, not {schema!r:.80}")
+        raise TypeError(f"read_artifact needs a pydantic model to load as, not {shown(schema)}")
     path = _absolute(output_path)
     record = read_record(OutputDir.at(path))
     if record is None or record.result is None:

@@ -11,6 +11,7 @@ from marin_dagster.lazy.build_context import resolve_version
 from marin_dagster.lazy.handles import ArtifactStep
 from marin_dagster.lazy.step_context import StepContext
 from marin_dagster.steps.remote import is_remote
+from marin_dagster.steps.text import shown
 
 A = TypeVar("A", bound=Artifact)
 
@@ -60,7 +61,7 @@ def apply(
         plain: Any = fn
         inspect.signature(plain.fn if is_remote(fn) else fn).bind(**inputs)
     except TypeError as error:
-        called = getattr(fn, "__name__", repr(fn))
+        called = getattr(fn, "__name__", None) or shown(fn)
         raise InputsError(
             f"artifact {name!r}: {called} does not accept its inputs: {error}"
         ) from error
@@ -98,8 +99,8 @@ def _handles_in(value: Any, found: dict[int, ArtifactStep[Any]]) -> dict[int, Ar
         found.setdefault(id(value), value)
     elif callable(getattr(value, "lower", None)) and hasattr(value, "artifact_type"):
         raise InputsError(
-            f"{value!r:.80} is a handle of another library. Create all handles of a graph with one "
-            "library."
+            f"{shown(value)} is a handle of another library. Create all handles of a graph with "
+            "one library."
         )
     elif isinstance(value, (list, tuple, dict)):
         for part in value.values() if isinstance(value, dict) else value:

@@ -33,6 +33,7 @@ from marin_dagster.steps.fingerprint import canonical_json, fingerprint_hash
 from marin_dagster.steps.paths import is_relative, join, output_prefix
 from marin_dagster.steps.protocol import Handle
 from marin_dagster.steps.remote import is_remote
+from marin_dagster.steps.text import shown
 from marin_dagster.steps.toposort import deps_first
 
 A = TypeVar("A", bound=Artifact)
@@ -193,7 +194,7 @@ def lower(handle: ArtifactStep[Any], memo: dict[int, StepLike] | None = None) ->
 def _check_is_handle(value: Any, where: str) -> None:
     if not isinstance(value, ArtifactStep):
         raise GraphError(
-            f"{where}: {value!r:.80} is a {type(value).__name__}, not an ArtifactStep. A handle "
+            f"{where}: {shown(value)} is a {type(value).__name__}, not an ArtifactStep. A handle "
             "depends on handles only; bring other data in with ArtifactStep.adopt."
         )
 

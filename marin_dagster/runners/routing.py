@@ -28,7 +28,7 @@ from marin_dagster.runners.settings import (
 from marin_dagster.steps import StepLike
 from marin_dagster.steps.protocol import address
 from marin_dagster.steps.resources import ResourceConfig, parse_size
-from marin_dagster.steps.text import did_you_mean
+from marin_dagster.steps.text import did_you_mean, shown
 
 logger = logging.getLogger(__name__)
 
@@ -263,7 +263,7 @@ def _environment_fault(environment: Mapping[str, Any]) -> str | None:
         if not isinstance(name, str) or not name or "=" in name or "\0" in name:
             return f"{name!r} cannot be the name of an environment variable"
         if not isinstance(value, str) or "\0" in value:
-            return f"the environment variable {name} is {value!r:.60}, not text"
+            return f"the environment variable {name} is {shown(value)}, not text"
     return None
 
 

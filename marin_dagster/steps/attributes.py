@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from marin_dagster.errors import HashAttributeError
+from marin_dagster.steps.text import shown
 
 _DEEPEST = 400
 """Nesting that is deeper than this is reported as a fault."""
@@ -52,7 +53,7 @@ def json_fault(value: Any, path: str) -> str | None:
     while pending:
         at, item, around, outermost = pending.pop()
         if isinstance(item, str) and not _is_unicode(item):
-            return f"{at}: {item!r} is not Unicode"
+            return f"{at}: {shown(item)} is not Unicode"
         if item is None or isinstance(item, (str, int, float, bool)):
             continue
         if id(item) in around:
@@ -62,16 +63,16 @@ def json_fault(value: Any, path: str) -> str | None:
         if isinstance(item, dict):
             bad = [key for key in item if not isinstance(key, (str, int, float, bool, type(None)))]
             if bad:
-                return f"{at}: the key {bad[0]!r} is a {type(bad[0]).__name__}"
+                return f"{at}: the key {shown(bad[0])} is a {type(bad[0]).__name__}"
             if broken := [key for key in item if isinstance(key, str) and not _is_unicode(key)]:
-                return f"{at}: the key {broken[0]!r} is not Unicode"
+                return f"{at}: the key {shown(broken[0])} is not Unicode"
             if len({_key_kind(key) for key in item}) > 1:
                 return f"{at}: keys of different types ({', '.join(map(repr, item))})"
             children = [(f"{at}.{key}", child) for key, child in item.items()]
         elif isinstance(item, (list, tuple)):
             children = [(f"{at}[{index}]", child) for index, child in enumerate(item)]
         else:
-            return f"{at}: {item!r} (of type {type(item).__name__})"
+            return f"{at}: {shown(item)} (of type {type(item).__name__})"
         inside = (*around, id(item))
         for place, child in reversed(children):
             pending.append((place, child, inside, outermost if len(around) > 1 else at))

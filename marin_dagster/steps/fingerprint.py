@@ -20,7 +20,7 @@ from typing import Any
 
 from marin_dagster.errors import HashAttributeError, MarinDagsterWarning
 from marin_dagster.steps.diff import changes
-from marin_dagster.steps.text import limit_lines
+from marin_dagster.steps.text import limit_lines, shown
 
 STRICT_VARIABLE = "MARIN_FINGERPRINT_STRICT"
 """Environment variable that turns strict mode on (``1``, ``true`` or ``yes``), as in Marin."""
@@ -146,7 +146,7 @@ def _stand_in(value: Any) -> dict[str, Any]:
     name = f"{kind.__module__}.{kind.__qualname__}"
     if _is_strict():
         raise HashAttributeError(
-            f"{value!r:.80} is a {name}, which has no canonical form, so its fingerprint could "
+            f"{shown(value)} is a {name}, which has no canonical form, so its fingerprint could "
             "differ between processes. Use a dataclass or an enum, define a "
             "form with register_fingerprint, or turn strict mode off."
         )

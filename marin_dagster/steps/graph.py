@@ -15,7 +15,7 @@ from marin_dagster.steps.paths import check_step_path, join
 from marin_dagster.steps.protocol import StepLike, address, is_external, lowered
 from marin_dagster.steps.remote import step_function, step_resources
 from marin_dagster.steps.spec import StepSpec
-from marin_dagster.steps.text import did_you_mean, summarize
+from marin_dagster.steps.text import did_you_mean, shown, summarize
 from marin_dagster.steps.toposort import deps_first
 
 
@@ -51,7 +51,7 @@ class StepGraph:
                 attributes, function or resources are of the wrong type.
         """
         if not isinstance(terminals, Iterable):
-            raise GraphError(f"steps: {terminals!r} is not a list. Give a list of steps.")
+            raise GraphError(f"steps: {shown(terminals)} is not a list. Give a list of steps.")
         wanted = lowered(terminals)
         steps: dict[str, StepLike] = {}
         folders: dict[str, StepLike] = {}
@@ -256,7 +256,7 @@ def _check_step(step: StepLike, folders: dict[str, StepLike]) -> None:
 def _check_attributes(step: StepLike) -> None:
     if not isinstance(step.hash_attrs, Mapping):
         raise GraphError(
-            f"step {step.name!r}: hash_attrs is {step.hash_attrs!r:.80}, not a dictionary."
+            f"step {step.name!r}: hash_attrs is {shown(step.hash_attrs)}, not a dictionary."
         )
     if not isinstance(step, StepSpec):
         # Another class may hash what JSON cannot hold, and its error would not name the step.
@@ -296,7 +296,7 @@ def _code(step: StepLike) -> Any:
 
 def _check_execution(step: StepLike) -> None:
     if step.fn is not None and not callable(step.fn):
-        raise GraphError(f"step {step.name!r}: fn is {step.fn!r}, which cannot be called.")
+        raise GraphError(f"step {step.name!r}: fn is {shown(step.fn)}, which cannot be called.")
     resources = step_resources(step)
     if resources is not None and not hasattr(resources, "device"):
         raise GraphError(

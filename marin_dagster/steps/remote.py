@@ -112,12 +112,14 @@ def written_function(step: StepLike) -> tuple[Callable[..., Any] | None, str | N
     For a callable object: its ``__call__``, and the docstring of that or else of the class.
     """
     function: Any = step_function(step)
+    seen: set[int] = set()  # a wrapper may name itself
     while function is not None:
+        seen.add(id(function))
         if isinstance(function, functools.partial):
             function = function.func
         elif is_remote(function):
             function = function.fn
-        elif hasattr(function, "__wrapped__"):
+        elif hasattr(function, "__wrapped__") and id(function.__wrapped__) not in seen:
             function = function.__wrapped__
         elif inspect.isroutine(function):
             return function, _clean(function.__doc__)

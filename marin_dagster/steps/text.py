@@ -2,13 +2,18 @@
 
 import difflib
 import re
+import reprlib
 from collections.abc import Iterable
+from typing import Any
 
 MAX_CHARACTERS = 60
 """Characters that are shown of a value."""
 _MAX_LINES = 20
 _MAX_NAMES = 5
 """How many things one line names."""
+_MAX_OF_VALUE = 80
+_repr = reprlib.Repr()
+_repr.maxstring = _repr.maxother = _repr.maxlong = _MAX_OF_VALUE
 
 
 def limit_lines(lines: list[str]) -> list[str]:
@@ -28,6 +33,11 @@ def shorten(text: str, start: int = 0) -> str:
     """At most 60 characters of a text from ``start`` on; an ellipsis marks each omission."""
     end = start + MAX_CHARACTERS
     return f"{'…' if start else ''}{text[start:end]}{'…' if end < len(text) else ''}"
+
+
+def shown(value: Any) -> str:
+    """At most 80 characters of a value's ``repr``, which may be huge or raise."""
+    return _repr.repr(value)[:_MAX_OF_VALUE]
 
 
 def shorten_middle(text: str) -> str:

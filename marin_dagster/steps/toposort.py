@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
 from marin_dagster.errors import CycleError, GraphError
+from marin_dagster.steps.text import shown
 
 S = TypeVar("S")
 
@@ -61,7 +62,8 @@ def _check_is_step(value: Any, where: str) -> None:
     # On the class: on the object, it would compute hashes before rings are detected.
     if not (hasattr(type(value), "name_with_hash") and hasattr(type(value), "output_path")):
         raise GraphError(
-            f"{where}: {value!r} is a {type(value).__name__}, not a step. Give StepSpec objects."
+            f"{where}: {shown(value)} is a {type(value).__name__}, not a step. "
+            "Give StepSpec objects."
         )
 
 
