@@ -52,18 +52,8 @@ TEXTS = {
     **{
         f"{name}={S} x": f"{name}=*** x"
         for name in (
-            *(
-                "pass",
-                "db_pass",
-                "dbPass",
-                "db2Pw",
-                "httpAuth",
-                "auth",
-                "pw",
-                "secret_key_base",
-                "secret_value",
-                "secret_id",
-            ),
+            *("pass", "db_pass", "dbPass", "db2Pw", "auth", "httpAuth", "pw", "secret_key_base"),
+            *("secret_value", "secret_id"),
             *("token_id", "WANDB_KEY", "auth_tokens", "private_keys"),
         )
     },
