@@ -293,7 +293,7 @@ def test_freshness_counts_from_the_build_and_a_hit_does_not_renew_it(
 def test_the_snippets_of_the_page_work_one_after_the_other(
     recorder: Recorder, instance: dg.DagsterInstance
 ) -> None:
-    schedule, nightly, conditions, sensor = re.findall(
+    schedule, nightly, tick, conditions, sensor = re.findall(
         r"```python\n(.*?)```", AUTOMATION.read_text(), re.DOTALL
     )
 
@@ -305,7 +305,10 @@ def test_the_snippets_of_the_page_work_one_after_the_other(
         dg.Definitions.validate_loadable(definitions)
         return definitions
 
-    for snippet, name in ((schedule, "materialize_steps_schedule"), (nightly, "nightly")):
+    for snippet, name in (
+        (schedule, "materialize_steps_schedule"),
+        (nightly + tick, "nightly"),
+    ):
         (found,) = result(snippet).get_repository_def().schedule_defs
         assert (found.name, found.job_name) == (name, "materialize_steps")
     (found,) = result(sensor).get_repository_def().sensor_defs
