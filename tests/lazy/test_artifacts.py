@@ -11,6 +11,7 @@ from pydantic import BaseModel
 from helpers.runs import Recorder
 from marin_dagster import (
     ArtifactStep,
+    ResourceConfig,
     StepRunner,
     StepsFailedError,
     StepSpec,
@@ -48,6 +49,29 @@ def test_the_result_of_a_step_is_read(store: Path) -> None:
     StepRunner().run([step])
 
     assert read_artifact(step.output_path, Stats).count == 4
+
+
+def _write(output_path: str) -> None:
+    write_artifact({"count": 5}, output_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("resources", [None, ResourceConfig(ram="1g")], ids=["inline", "process"])
+def test_a_steps_function_writes_its_result_and_the_next_one_reads_it(
+    resources: ResourceConfig | None, store: Path
+) -> None:
+    first = StepSpec("first", fn=_write, resources=resources, writes_record=True)
+
+    def read(output_path: str) -> Stats:
+        return read_artifact(first.output_path, Stats)
+
+    second = StepSpec("second", deps=[first], fn=read, resources=resources)
+
+    StepRunner().run([second])
+
+    assert read_artifact(second.output_path, Stats).count == 5
+    document = json.loads(Path(first.output_path, ".artifact.json").read_text())
+    assert document["result"] == {"count": 5}
 
 
 @pytest.mark.parametrize("record", [None, {"name": "x"}, {"name": "x", "result": None}], ids=str)
