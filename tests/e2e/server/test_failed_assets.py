@@ -56,3 +56,34 @@ def test_only_what_failed_is_red(server: DagsterServer, store: Path) -> None:
     for name in ("raw", "ready"):
         assert infos[name]["latestMaterialization"]["runId"] == first
         assert not infos[name]["unstartedRunIds"] + infos[name]["inProgressRunIds"]
+
+
+def test_force_with_an_unknown_name_makes_nothing_red(server: DagsterServer) -> None:
+    names = ("raw", "ready", "broken", "below")
+    assert server.wait(server.launch("part")) == "SUCCESS"
+    before = latest(server, *names)
+    force = {"execution": {"config": {"force": ["redy"]}}}
+
+    run = server.launch("everything", force)
+
+    assert server.wait(run) == "FAILURE"
+    infos = latest(server, *names)
+    assert [name for name in names if looks_failed(infos[name])] == []
+    for name in names:
+        built = before[name]["latestMaterialization"]
+        assert infos[name]["latestMaterialization"] == built
+        assert not infos[name]["unstartedRunIds"] + infos[name]["inProgressRunIds"]
+    answer = server.query(
+        """
+        query($id: ID!) {
+          logsForRun(runId: $id) {
+            ... on EventConnection {
+              events { ... on RunFailureEvent { error { message } } }
+            }
+          }
+        }
+        """,
+        id=run,
+    )["logsForRun"]
+    [message] = [event["error"]["message"] for event in answer["events"] if event]
+    assert "force names 'redy', but this run has no such step. Did you mean 'ready'" in message
