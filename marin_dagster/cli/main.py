@@ -14,6 +14,7 @@ from marin_dagster.cli.diff import diff
 from marin_dagster.cli.exits import INTERRUPTED, Unusable
 from marin_dagster.cli.explain import explain
 from marin_dagster.cli.lineage import lineage
+from marin_dagster.cli.logs import logs
 from marin_dagster.cli.outputs import adopt, invalidate, unlock
 from marin_dagster.cli.plan import plan
 from marin_dagster.cli.run import run
@@ -71,5 +72,5 @@ def main() -> None:
     """
 
 
-for _command in (plan, run, status, explain, unlock, invalidate, adopt, check, lineage, diff):
+for _command in (plan, run, status, explain, unlock, invalidate, adopt, check, lineage, diff, logs):
     main.add_command(_command)

@@ -1,6 +1,7 @@
 """Options that several commands have."""
 
 import functools
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -84,9 +85,28 @@ def graph_options(command: F) -> F:
 
 def step_argument(name: str, **settings: Any) -> Callable[[F], F]:
     """An argument that names steps: by name, name with hash, address or output path."""
-    return click.argument(
-        name, metavar="STEP" if "nargs" not in settings else "STEP...", **settings
-    )
+    metavar = "STEP..." if "nargs" in settings else "STEP"
+    if "nargs" in settings and not settings.get("required"):
+        metavar = "[STEP]..."
+    return click.argument(name, metavar=metavar, shell_complete=complete_steps, **settings)
+
+
+def complete_steps(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
+    """For the shell: names and addresses of the graph's steps that begin with a text; none if the
+    graph cannot be loaded."""
+    from contextlib import redirect_stderr
+
+    from marin_dagster.cli.step_names import names_of
+
+    with open(os.devnull, "w") as nowhere, redirect_stderr(nowhere):
+        try:
+            choice = GraphChoice(
+                ctx.params.get("graph"), ctx.params.get("partition"), read_settings()
+            )
+            names = names_of(choice.load().graph())
+        except Exception:  # whatever the user's code raises
+            return []
+    return [name for name in names if name.startswith(incomplete)]
 
 
 select_option = click.option(

@@ -7,7 +7,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from marin_dagster.cli.options import GraphChoice, common_options, graph_options, select_option
+from marin_dagster.cli.options import (
+    GraphChoice,
+    common_options,
+    complete_steps,
+    graph_options,
+    select_option,
+)
 from marin_dagster.cli.output import counted, print_json, print_table, styled
 
 if TYPE_CHECKING:
@@ -71,6 +77,7 @@ class PlanResult:
 @click.option(
     "--force",
     metavar="STEP",
+    shell_complete=complete_steps,
     multiple=True,
     help="Assume that this step is built although it is cached. Repeatable.",
 )

@@ -6,6 +6,7 @@ from marin_dagster.cli.check import CheckResult
 from marin_dagster.cli.diff import DiffResult
 from marin_dagster.cli.explain import ExplainResult
 from marin_dagster.cli.lineage import LineageResult
+from marin_dagster.cli.logs import LogsResult
 from marin_dagster.cli.outputs import AdoptResult, InvalidateResult, UnlockResult
 from marin_dagster.cli.plan import PlanResult
 from marin_dagster.cli.run import RunResult
@@ -22,4 +23,5 @@ RESULTS: Mapping[str, type] = {
     "check": CheckResult,
     "lineage": LineageResult,
     "diff": DiffResult,
+    "logs": LogsResult,
 }

@@ -6,7 +6,13 @@ from dataclasses import dataclass
 import click
 
 from marin_dagster.cli.exits import FAILED, INTERRUPTED
-from marin_dagster.cli.options import GraphChoice, common_options, graph_options, select_option
+from marin_dagster.cli.options import (
+    GraphChoice,
+    common_options,
+    complete_steps,
+    graph_options,
+    select_option,
+)
 from marin_dagster.cli.output import counted, print_json
 
 ENDS = ("built", "cached", "failed", "stopped", "not run", "pruned", "external")
@@ -65,6 +71,7 @@ class RunResult:
 @click.option(
     "--force",
     metavar="STEP",
+    shell_complete=complete_steps,
     multiple=True,
     help="Build this step although it is cached; '*' for all selected ones. Repeatable.",
 )

@@ -17,6 +17,16 @@ def path_of(graph: "StepGraph", name: str) -> str:
         raise GraphError(str(error.args[0])) from error
 
 
+def names_of(graph: "StepGraph") -> list[str]:
+    """For each step, its name if no other step has it, else its name with hash or address."""
+    from collections import Counter
+
+    from marin_dagster.steps.protocol import address
+
+    counts = Counter(step.name for step in graph.steps.values())
+    return [step.name if counts[step.name] == 1 else address(step) for step in graph.steps.values()]
+
+
 def is_path(name: str) -> bool:
     """Whether a text is an output path: absolute, or a URL."""
     return name.startswith("/") or "://" in name
