@@ -19,7 +19,7 @@ class Finding:
 
     rule: str
     """cycle, duplicate-address, attribute, name, graph, load, asset-key, runner, absolute-path,
-    missing-function, or warning."""
+    missing-function, undeclared-input, or warning."""
     level: str
     """error or warning."""
     message: str
@@ -63,7 +63,8 @@ def check(choice: GraphChoice, strict: bool, github: bool | None, as_json: bool)
 
     Errors: steps in a ring, two steps with one output path or asset key, attributes that JSON
     cannot hold, names that cannot be folders, unknown runners, resources that no runner takes, code
-    that raises. Warnings: absolute paths in attributes, and steps without a function.
+    that raises. Warnings: steps that a function uses without declaring them, absolute paths in
+    attributes, and steps without a function.
 
     Exits with 1 if there is an error.
     """

@@ -22,6 +22,7 @@ from marin_dagster.errors import (
     ResourceError,
     RoutingError,
     StepNameError,
+    UndeclaredInputsError,
 )
 from marin_dagster.steps import StepGraph, StepLike
 from marin_dagster.steps.attributes import strings_in
@@ -29,9 +30,11 @@ from marin_dagster.steps.graph import graph_faults
 from marin_dagster.steps.paths import output_prefix
 from marin_dagster.steps.protocol import address, artifact_version
 from marin_dagster.steps.remote import written_function
+from marin_dagster.steps.undeclared_inputs import undeclared_inputs
 
 _RULES: tuple[tuple[type[MarinDagsterError], str], ...] = (
     (CycleError, "cycle"),
+    (UndeclaredInputsError, "undeclared-input"),
     (CollisionError, "duplicate-address"),
     (HashAttributeError, "attribute"),
     (StepNameError, "name"),
@@ -68,7 +71,8 @@ def check_graph(choice: GraphChoice) -> CheckResult:
     findings += [
         Finding("warning", "warning", message, None, place.file, place.line)
         for message in seen
-        if "MARIN_PREFIX is not set" not in message
+        # The former is no mistake of the graph, the latter a finding of its own.
+        if "MARIN_PREFIX is not set" not in message and "does not depend on" not in message
     ]
     findings.sort(key=lambda finding: finding.level)
     return CheckResult(name, count, findings)
@@ -91,9 +95,21 @@ def _checked(named: NamedGraph, settings: Settings) -> tuple[list[Finding], int]
     graph = named.graph()
     findings = [
         *_asset_faults(named, graph, settings, own),
+        *_undeclared(graph, own),
         *_doubts(graph, own),
     ]
     return findings, len(graph.steps)
+
+
+def _undeclared(graph: StepGraph, own: _Place) -> Iterator[Finding]:
+    for found in undeclared_inputs(graph):
+        step = graph.steps[found.output_path]
+        message = (
+            f"step {found.step}: its function uses {found.used} ({found.where}), which is not "
+            "among its dependencies, so a change there does not rebuild it. Add it to deps=[…]."
+        )
+        place = _place(step, own)
+        yield Finding("undeclared-input", "warning", message, step.name, *_both(place))
 
 
 def _asset_faults(

@@ -52,6 +52,18 @@ steps = [StepSpec("x", hash_attrs=attrs, fn=build)]
 one = StepSpec("one", fn=build)
 steps = [StepSpec("two", deps=[one], hash_attrs={"reads": one.output_path}, fn=build)]
 """,
+    "undeclared": """
+one = StepSpec("one", fn=build)
+def reads_one(output_path):
+    open(one.output_path)
+steps = [StepSpec("two", fn=reads_one)]
+""",
+    "undeclared in definitions": """
+one = StepSpec("one", fn=build)
+def reads_one(output_path):
+    open(one.output_path)
+defs = build_definitions([StepSpec("two", fn=reads_one)])
+""",
     "sound": "steps = [StepSpec('x', fn=build)]",
 }
 
@@ -88,6 +100,11 @@ steps = [StepSpec("two", deps=[one], hash_attrs={"reads": one.output_path}, fn=b
                 ("warning", "absolute-path", "hash_attrs.reads is an absolute path", "two"),
                 ("warning", "warning", "contains the output path of a dependency", None),
             ],
+        ),
+        ("undeclared", [("warning", "undeclared-input", "its function uses one_", "two")]),
+        (
+            "undeclared in definitions",
+            [("warning", "undeclared-input", "its function uses one_", "two")],
         ),
         ("sound", []),
     ],
