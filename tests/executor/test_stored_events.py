@@ -212,10 +212,15 @@ def test_an_event_that_cannot_be_stored_fails_its_step_alone(
     job = build_definitions(steps).resolve_job_def("materialize_steps")
     recorded = sqlite.create_run_for_job(job)
     file = home / "history" / "runs" / f"{recorded.run_id if where == 'run' else 'index'}.db"
+    broken = (
+        f"INSERT ON event_logs WHEN NEW.step_key = 'step_3' AND NEW.dagster_event_type = '{kind}'"
+    )
+    if (where, kind) == ("index", "ASSET_CHECK_EVALUATION"):
+        # Not every release has these events in the index, but all have their results.
+        broken = "UPDATE ON asset_check_executions WHEN NEW.asset_key LIKE '%step_3%'"
     with closing(sqlite3.connect(file)) as database:
         database.execute(
-            "CREATE TRIGGER broken BEFORE INSERT ON event_logs WHEN NEW.step_key = 'step_3' "
-            f"AND NEW.dagster_event_type = '{kind}' "
+            f"CREATE TRIGGER broken BEFORE {broken} "
             "BEGIN SELECT RAISE(ABORT, 'cannot store this'); END"
         )
 
