@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from audit_measures import measure_audit
 from graphs import LONG_S, build_steps, finished_steps, trivial
 from partition_measures import measure_partitions
 from script_measures import measure_hits, measure_script
@@ -270,6 +271,7 @@ def measure_idle() -> dict[str, float]:
 
 MEASURES: dict[str, Callable[..., dict[str, float]]] = {
     "run": measure_run,
+    "audit": measure_audit,
     "checks": measure_checks,
     "decision": measure_decision,
     "schedule": measure_schedule,

@@ -191,12 +191,21 @@ def memory() -> None:
     print(f"peak {measured['MiB']:.0f} MiB, {measured['wall']:.0f} s")
 
 
+def audit() -> None:
+    """A function that opens 10,000 files, while its reads are noted and while they are not."""
+    measured = measure("audit", 10_000, 7)
+    for kind, where in (("read", "in one folder"), ("spread", "in 1,000 folders")):
+        plain, noted = measured[kind], measured[f"{kind}_noted"]
+        print(f"{where}: {plain:.3f} s, noted {noted:.3f} s ({noted / plain:.3f}x)")
+
+
 def idle() -> None:
     """CPU of a run that waits for 8 processes."""
     print(f"{measure('idle')['share']:.2%}")
 
 
 SCENARIOS: dict[str, Callable[[], None]] = {
+    "audit": audit,
     "checks": checks,
     "storages": storages,
     "hits": hits,

@@ -149,6 +149,7 @@ def _assets_definition(
             _input_steps(marin, step),
             _partitioned_inputs(marin, step),
             marin.partitions,
+            strict=marin.strict,
         ),
         ins={name: dg.In(dg.Nothing) for name in _inputs(spec)},
         outs=outs,

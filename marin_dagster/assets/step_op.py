@@ -63,6 +63,9 @@ class StepOp(ChosenStep):
     :class:`Hit` or the open :class:`Attempt`; the IO manager commits the latter.
     """
 
+    strict: bool = False
+    """Whether it fails if its function reads an undeclared input."""
+
     def __call__(
         self, context: dg.AssetExecutionContext, inputs: Mapping[str, Any]
     ) -> Iterator[dg.Output[Any] | dg.AssetCheckEvaluation]:
@@ -146,7 +149,9 @@ class StepOp(ChosenStep):
     ) -> dict[str, Any]:
         """Run the step's function; metadata about why and where."""
         try:
-            return self._why(context, attempt, control) | run_function(attempt, control, context)
+            return self._why(context, attempt, control) | run_function(
+                attempt, control, context, self.graph, strict=self.strict
+            )
         except BaseException:
             attempt.fail()
             report_cut_off(context, self.asset(context), attempt)

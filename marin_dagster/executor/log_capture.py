@@ -22,6 +22,7 @@ from typing import Any, Protocol
 import dagster as dg
 
 from marin_dagster.runners.logging_setup import LOG_FORMAT
+from marin_dagster.runners.output_reads import inherit_reads
 
 
 class LogTarget(Protocol):
@@ -242,9 +243,10 @@ _installation = _Installation()
 def _start_in_context(start: Callable[[threading.Thread], None]) -> Callable[..., None]:
     def start_in_context(thread: threading.Thread) -> None:
         if (log := _log.get()) is not None:
-            run = thread.run
+            run, inherit = thread.run, inherit_reads()
 
             def run_with_log() -> None:
+                inherit()
                 _log.set(log)
                 _step.set(log)
                 run()

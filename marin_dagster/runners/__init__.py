@@ -14,7 +14,8 @@ from marin_dagster.runners.base import (
 )
 from marin_dagster.runners.driver import DriverCallbacks, finish, reattach, submit
 from marin_dagster.runners.inline import run_inline
-from marin_dagster.runners.job_file import JobFile, read_job_file
+from marin_dagster.runners.job_file import JobFile, delete_job_file, read_job_file
+from marin_dagster.runners.output_reads import OutputRead, ReadScope, noting_reads, take_reads
 from marin_dagster.runners.payload import StepCall, pack, run_packed
 from marin_dagster.runners.routing import (
     INLINE,
@@ -43,8 +44,10 @@ __all__ = [
     "JobFile",
     "JobState",
     "JobStatus",
+    "OutputRead",
     "Placement",
     "ProcessSettings",
+    "ReadScope",
     "Request",
     "Route",
     "Routing",
@@ -55,8 +58,10 @@ __all__ = [
     "SlurmSettings",
     "StepCall",
     "StepOverride",
+    "delete_job_file",
     "describe_exit",
     "finish",
+    "noting_reads",
     "pack",
     "read_job_file",
     "reattach",
@@ -64,4 +69,5 @@ __all__ = [
     "run_packed",
     "runner_types",
     "submit",
+    "take_reads",
 ]

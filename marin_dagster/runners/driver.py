@@ -45,6 +45,7 @@ from marin_dagster.runners.job_file import (
     write_job_file,
 )
 from marin_dagster.runners.job_logs import log_of
+from marin_dagster.runners.output_reads import ReadScope
 from marin_dagster.runners.payload import StepCall, forget_fault, forget_record, read_fault
 from marin_dagster.steps.paths import PREFIX_VARIABLE, output_prefix
 from marin_dagster.steps.protocol import address
@@ -76,6 +77,8 @@ class DriverCallbacks:
     """See :attr:`StepCall.describers`; ``RemoteFunctionError.details`` has the description."""
     log_levels: Mapping[str, int] = field(default_factory=dict)
     """See :attr:`StepCall.log_levels`."""
+    reads: ReadScope | None = None
+    """See :attr:`StepCall.reads`."""
 
 
 def reattach(
@@ -153,7 +156,7 @@ def submit(runner: Runner, attempt: Attempt, request: Request, callbacks: Driver
         StoreError: the store refused.
     """
     name = job_name(attempt.step, request, attempt.id)
-    call = StepCall.of(attempt, name, callbacks.describers, callbacks.log_levels)
+    call = StepCall.of(attempt, name, callbacks.describers, callbacks.log_levels, callbacks.reads)
     with _naming(attempt, runner.name):
         job_file = JobFile(runner.name, name, attempt.worker_id, runner.engine)
     forget_fault(attempt.folder)

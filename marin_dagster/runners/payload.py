@@ -28,6 +28,7 @@ from marin_dagster.cache.record import (
 from marin_dagster.cache.status import Status, read_status, write_status
 from marin_dagster.errors import RunnerError, StepWithoutFunctionError
 from marin_dagster.runners.logging_setup import logging_at
+from marin_dagster.runners.output_reads import ReadScope, noting_reads, write_reads
 from marin_dagster.runners.pickle_by_value import pickle_by_value
 from marin_dagster.steps.protocol import address
 from marin_dagster.steps.remote import step_function
@@ -59,6 +60,8 @@ class StepCall:
     """Whether the function is about to overwrite a finished output."""
     log_levels: Mapping[str, int] = field(default_factory=dict)
     """The lowest level of Python's loggers in the job, by name; ``""`` is the root logger."""
+    reads: ReadScope | None = None
+    """Where to look for outputs that the function reads; None for nowhere."""
 
     @classmethod
     def of(
@@ -67,6 +70,7 @@ class StepCall:
         job: str,
         describers: Mapping[str, str] | None = None,
         log_levels: Mapping[str, int] | None = None,
+        reads: ReadScope | None = None,
     ) -> "StepCall":
         """The call for an open attempt.
 
@@ -86,6 +90,7 @@ class StepCall:
             describers=describers or {},
             rebuilds=attempt.stands,
             log_levels=log_levels or {},
+            reads=reads,
         )
 
 
@@ -154,8 +159,11 @@ def run_packed(packed: bytes) -> None:
 def _run(folder: OutputDir, call: StepCall) -> None:
     if call.rebuilds:
         withdraw(folder)
-    with logging_at(call.log_levels):
+    with logging_at(call.log_levels), noting_reads(call.reads, whole_process=True) as reads:
         result = call.function(call.output_path)
+    if _rank() == 0:
+        # Before the record, which means that the function has ended.
+        write_reads(folder, call.job, reads)
     if call.record is not None and _rank() == 0:
         payload = result_payload(call, result)
         write_record(folder, call.record.model_copy(update={"result": payload}))
