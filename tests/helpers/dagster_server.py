@@ -100,6 +100,30 @@ class DagsterServer:
         )["launchRun"]
         return _launched(answer)
 
+    def backfill(self, assets: Sequence[str], partitions: Sequence[str]) -> None:
+        """Launch a backfill, as the dialog "Materialize" does.
+
+        Args:
+            assets: keys of the assets.
+            partitions: keys of the partitions.
+        """
+        answer = self.query(
+            """
+            mutation($params: LaunchBackfillParams!) {
+              launchPartitionBackfill(backfillParams: $params) {
+                __typename
+                ... on PythonError { message }
+              }
+            }
+            """,
+            params={
+                "assetSelection": [{"path": key.split("/")} for key in assets],
+                "partitionNames": list(partitions),
+            },
+        )["launchPartitionBackfill"]
+        if answer["__typename"] != "LaunchBackfillSuccess":
+            raise RuntimeError(f"not launched: {answer}")
+
     def reexecute(self, run_id: str) -> str:
         """Re-execute a run from its failure, as the UI's button does; returns the new run's id."""
         answer = self.query(
