@@ -161,9 +161,10 @@ def test_a_shared_step_that_fails_is_tried_once(recorder: Recorder) -> None:
         prep = recorder.step("prep", hash_attrs={"day": day})
         return [recorder.step("train", prep, tokenizer)]
 
-    with pytest.raises(StepsFailedError, match=r"1 step\(s\) failed: tokenizer_\w+$"):
+    with pytest.raises(StepsFailedError) as raised:
         StepRunner().run(steps_for, partition_keys=DAYS[:2])
 
+    assert raised.value.message == f"1 step(s) failed: {tokenizer.name_with_hash}"
     assert sorted(recorder.take()) == ["prep", "prep", "tokenizer"]
 
 
