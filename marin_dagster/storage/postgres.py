@@ -63,6 +63,7 @@ class PooledPostgresEventLogStorage(PostgresEventLogStorage):
     ) -> None:
         provider = {"token_provider": token_provider} if token_provider is not None else {}
         super().__init__(postgres_url, should_autocreate_tables, inst_data, **provider)
+        self._provider = token_provider
         self._engine = _create_engine(postgres_url, token_provider)
         _storages.add(self)
 
@@ -79,6 +80,29 @@ class PooledPostgresEventLogStorage(PostgresEventLogStorage):
             provider_of(config_value),
         )
 
+    def optimize_for_webserver(
+        self, statement_timeout: int, pool_recycle: int, max_overflow: int
+    ) -> None:
+        """Keep the connections with the webserver's settings; it calls this when it starts.
+
+        Args:
+            statement_timeout: milliseconds after which the server ends a statement.
+            pool_recycle: seconds after which a connection is replaced.
+            max_overflow: connections beside those that are kept.
+        """
+        self._engine.dispose()
+        self._engine = _create_engine(
+            self.postgres_url,
+            self._provider,
+            pool_recycle=pool_recycle,
+            max_overflow=max_overflow,
+        )
+        db.event.listen(
+            self._engine,
+            "connect",
+            lambda connection, _: utils.set_pg_statement_timeout(connection, statement_timeout),
+        )
+
     def dispose(self) -> None:
         """Close all connections; Dagster calls it when it disposes of the instance."""
         super().dispose()
@@ -89,10 +113,10 @@ class PooledPostgresEventLogStorage(PostgresEventLogStorage):
         self._engine.dispose(close=False)
 
 
-def _create_engine(url: str, token_provider: Any) -> Engine:
+def _create_engine(url: str, token_provider: Any, **pool: Any) -> Engine:
     if token_provider is None:
-        return db.create_engine(url, **_POOL)
-    engine: Engine = utils.create_pg_engine(url, token_provider, **_POOL)
+        return db.create_engine(url, **{**_POOL, **pool})
+    engine: Engine = utils.create_pg_engine(url, token_provider, **{**_POOL, **pool})
     return engine
 
 

@@ -149,6 +149,12 @@ class PooledSqliteEventLogStorage(SqliteEventLogStorage):
             self._has_index_columns = super()._has_asset_key_index_cols_on_connection(conn)
         return self._has_index_columns
 
+    def delete_events(self, run_id: str) -> None:
+        """Delete a run's events, and close its file."""
+        super().delete_events(run_id)
+        with self._pool_lock:
+            self._close(run_id)
+
     def wipe(self) -> None:
         """Delete all events."""
         with self._pool_lock:

@@ -16,7 +16,7 @@ import pytest
 import sqlalchemy as db
 from dagster_postgres.event_log import PostgresEventLogStorage
 
-from helpers.postgres_server import postgres_or_skip
+from helpers.postgres_server import PostgresServer, postgres_or_skip
 from helpers.processes import free_port, running_process, wait_until
 from helpers.runs import Recorder, run_job
 from marin_dagster import build_definitions
@@ -25,9 +25,14 @@ from storage.test_pooled_sqlite import entry, event_types, texts
 
 
 @pytest.fixture(scope="module")
-def postgres() -> Iterator[str]:
-    with postgres_or_skip() as url:
-        yield url
+def server() -> Iterator[PostgresServer]:
+    with postgres_or_skip() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def postgres(server: PostgresServer) -> str:
+    return server.url
 
 
 @pytest.fixture(scope="module")
@@ -158,6 +163,32 @@ def test_connections_that_the_server_has_closed_are_replaced(
         )
     pooled.store_event(entry("run", "after"))
     assert texts(pooled, "run") == ["before", "after"]
+
+
+@pytest.mark.parametrize("by", ["run worker", "webserver"])
+def test_a_server_that_restarts_is_connected_to_again(by: str, server: PostgresServer) -> None:
+    PostgresEventLogStorage.create_clean_storage(server.url).dispose()
+    storage = PooledPostgresEventLogStorage(server.url)
+    if by == "webserver":
+        storage.optimize_for_webserver(statement_timeout=5000, pool_recycle=60, max_overflow=20)
+    storage.store_event(entry("run", "before"))
+    server.stop()
+    server.start()
+    storage.store_event(entry("run", "after"))
+    assert texts(storage, "run") == ["before", "after"]
+    storage.dispose()
+
+
+def test_the_webserver_s_settings_apply_to_the_kept_connections(postgres: str) -> None:
+    storage = PooledPostgresEventLogStorage(postgres)
+    storage.optimize_for_webserver(statement_timeout=5000, pool_recycle=60, max_overflow=20)
+    opened: list[Any] = []
+    db.event.listen(storage._engine, "connect", lambda *_: opened.append(1))
+    for _ in range(3):
+        with storage._connect() as connection:
+            assert connection.execute(db.text("SHOW statement_timeout")).scalar() == "5s"
+    assert len(opened) == 1
+    storage.dispose()
 
 
 def test_a_child_after_fork_has_connections_of_its_own(

@@ -12,14 +12,16 @@ import textwrap
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import dagster as dg
 import pytest
+from dagster._core.execution.plan.state import KnownExecutionState
 
 from helpers.processes import wait_until
-from helpers.runs import Recorder, run_job
+from helpers.runs import Recorder, run_job, stale_status
 from marin_dagster import StepSpec, build_definitions
 from marin_dagster._compat import EventLogEntry
 from marin_dagster._compat_storage import SqliteEventLogStorage
@@ -32,6 +34,7 @@ KINDS: dict[str, type[SqliteEventLogStorage]] = {
 BOTH_ORDERS = pytest.mark.parametrize(
     ("writer", "reader"), [("plain", "pooled"), ("pooled", "plain"), ("pooled", "pooled")]
 )
+NAMES = ("raw", "clean", "model")
 SPAWN = multiprocessing.get_context("spawn")
 
 
@@ -147,12 +150,13 @@ def test_both_kinds_read_and_go_on_with_the_same_files(
 
 
 def _life(kind: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """What Dagster has recorded of a build, a failure, its retry, a hit and a change."""
+    """What Dagster has recorded, calls stale and would resume, after a build that fails, its retry,
+    a hit, a removed output and a change."""
     monkeypatch.setenv("MARIN_PREFIX", str(folder / "store"))
     recorder = Recorder()
     seen: list[Any] = []
 
-    def note(run: Any, instance: dg.DagsterInstance) -> None:
+    def note(run: Any, instance: dg.DagsterInstance, definitions: dg.Definitions) -> None:
         stored = instance.get_run_by_id(run.run_id)
         assert stored is not None
         statuses = {
@@ -160,11 +164,14 @@ def _life(kind: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[Any]
         }
         seen.append((stored.status, sorted(statuses.items(), key=str), recorder.take()))
         seen.append(sorted(event_types(instance, run.run_id)))
-        for name in ("raw", "clean", "model"):
+        for name in NAMES:
             (record,) = instance.get_asset_records([dg.AssetKey(name)])
             last = record.asset_entry.last_materialization
             tags = (last.tags or {}) if last else {}
             seen.append({key: value for key, value in tags.items() if "version" in key})
+        seen.append([stale_status(definitions, instance, name) for name in NAMES])
+        with suppress(dg.DagsterInvariantViolationError):  # nothing has failed
+            seen.append(KnownExecutionState.build_resume_retry_reexecution(instance, stored)[0])
 
     broken = True
 
@@ -177,12 +184,17 @@ def _life(kind: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[Any]
         clean = recorder.step("clean", raw)
         model = StepSpec("model", deps=[clean], fn=train)
         definitions = build_definitions([model])
-        note(run_job(definitions, instance), instance)
+        note(run_job(definitions, instance), instance, definitions)
         broken = False
-        note(run_job(definitions, instance), instance)
-        note(run_job(definitions, instance), instance)
+        note(run_job(definitions, instance), instance, definitions)
+        note(run_job(definitions, instance), instance, definitions)
         shutil.rmtree(clean.output_path)
-        note(run_job(definitions, instance), instance)
+        note(run_job(definitions, instance), instance, definitions)
+        changed = recorder.step("raw", hash_attrs={"rows": 2})
+        clean = recorder.step("clean", changed)
+        definitions = build_definitions([StepSpec("model", deps=[clean], fn=train)])
+        seen.append([stale_status(definitions, instance, name) for name in NAMES])
+        note(run_job(definitions, instance, select=["raw"]), instance, definitions)
     return seen
 
 
@@ -191,6 +203,10 @@ def test_events_statuses_and_versions_are_those_of_the_plain_storage(
 ) -> None:
     lives = {kind: _life(kind, tmp_path / kind, monkeypatch) for kind in KINDS}
     assert lives["pooled"] == lives["plain"]
+    # What is compared contains the cases that matter.
+    assert ["STALE", "STALE", "STALE"] in lives["plain"]
+    assert ["FRESH", "STALE", "STALE"] in lives["plain"]
+    assert {"model"} in [set(one) for one in lives["plain"] if isinstance(one, list)]
 
 
 def _write(kind: str, base_dir: str, run_id: str, who: str, count: int) -> None:
@@ -358,6 +374,7 @@ def test_an_event_costs_no_connection(
 def test_a_deleted_run_stays_deleted(pooled: PooledSqliteEventLogStorage, tmp_path: Path) -> None:
     pooled.store_event(entry("run", "old"))
     pooled.delete_events("run")
+    assert not [path for path in open_files(tmp_path) if "/run.db" in path]
     assert texts(pooled, "run") == []
 
 
