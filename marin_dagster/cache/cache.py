@@ -122,7 +122,7 @@ class StepCache:
         return LookUp(CacheState.MISS)
 
     def look_up_many(self, steps: Iterable[StepLike]) -> dict[str, LookUp]:
-        """:meth:`look_up` of many steps, 32 at a time, by output path.
+        """:meth:`look_up` of many steps, 64 at a time, by output path.
 
         Where the store refuses, the step is UNKNOWN, and the look-ups of the others go on. Once one
         look-up in a bucket has timed out, the bucket's other steps are UNKNOWN, too.

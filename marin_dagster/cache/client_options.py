@@ -12,6 +12,9 @@ _S3_RETRIES = 8
 of 100 cases and of 30 s in 97; the 4 that are its default outlast 10 s in 20. Its mode "standard"
 has shorter pauses, but shares one budget of retries among all look-ups at once."""
 
+_S3_CONNECTIONS = 64
+"""As many as look-ups at once; botocore's default is 10, and the others would wait for these."""
+
 _GCS_READ_S = 15.0
 """Seconds without a byte after which gcsfs retries, as in s3fs; its own default is no limit."""
 
@@ -42,10 +45,11 @@ def _s3(configured: dict[str, Any]) -> dict[str, Any]:
     options: dict[str, Any] = {}
     if "max_concurrency" not in configured:
         options["max_concurrency"] = 1
-    stated = configured.get("config_kwargs") or {}
-    if "retries" not in stated and _aws_attempts(configured.get("profile")) is None:
-        # A new dict each time: botocore changes its argument.
-        options["config_kwargs"] = {**stated, "retries": {"max_attempts": _S3_RETRIES}}
+    # A new dict each time: botocore changes its argument.
+    client = {"max_pool_connections": _S3_CONNECTIONS, **(configured.get("config_kwargs") or {})}
+    if "retries" not in client and _aws_attempts(configured.get("profile")) is None:
+        client["retries"] = {"max_attempts": _S3_RETRIES}
+    options["config_kwargs"] = client
     return options
 
 

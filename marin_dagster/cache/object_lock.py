@@ -6,12 +6,13 @@ first lease that a process acquires in a bucket tests this, and such a bucket is
 sends the puts, with the endpoint and credentials of the fsspec filesystem that serves the data.
 """
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from marin_dagster.cache.lease import (
     LOCK_FILE,
@@ -26,12 +27,16 @@ from marin_dagster.cache.store import OutputDir, asking
 from marin_dagster.errors import StoreError
 
 T = TypeVar("T")
+_Version: TypeAlias = dict[str, str]
+"""What a store calls one version of an object: its ETag, its generation, or both."""
 
 _NO_VERSION = {"e_tag": f'"{"0" * 32}"'}
 """A version that no object has."""
 _CREDENTIALS_LIVE = timedelta(minutes=10)
 _TIMEOUTS = {"connect_timeout": "5s", "timeout": "15s"}
 """Short, so that a renewal whose first try hangs succeeds well before the lease expires."""
+_ONE_TRY_S = 20.0
+"""A request that fails sooner has been tried once."""
 _RETRIES: Any = {
     "max_retries": 100,
     "retry_timeout": timedelta(seconds=45),
@@ -45,21 +50,30 @@ _RETRIES: Any = {
 is the limit, not the number of tries: their pauses are random, 8 of them took 7 to 10 s."""
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class ObjectLock:
-    """The lock file of one output in a bucket of S3 or Google Cloud Storage."""
+    """The lock file of one output in a bucket of S3 or Google Cloud Storage.
+
+    A put names the version that this worker last saw, so it needs no look before it: if another
+    worker has changed the file since, the store refuses it, and only then is the file read again.
+    """
 
     folder: OutputDir
+    _found: tuple[bytes | None, _Version | None] | None = None
+    """What :meth:`read` found, until :meth:`acquire` uses it."""
+    _own: dict[str, _Version] = field(default_factory=dict)
+    """The version that a worker of this process wrote last, by its id."""
 
     def read(self) -> Lease | None:
-        content, _ = self._get()
-        return parse_lease(content)
+        self._found = self._get()
+        return parse_lease(self._found[0])
 
     def acquire(self, worker_id: str, watch: LeaseWatch) -> bool:
-        content, version = self._get()
+        found, self._found = self._found, None
+        content, version = found or self._get()
         if watch.is_live(parse_lease(content)):
             return False
-        if not self._put(new_lease(worker_id), version) and not self._holds(worker_id):
+        if not self._renew(worker_id, version) and not self._holds(worker_id):
             return False
         bucket, _ = self._object()
         if not bucket.proven:
@@ -80,7 +94,7 @@ class ObjectLock:
         """
         for version, condition in ((None, "If-None-Match"), (_NO_VERSION, "If-Match")):
             # Twice: the folder may have been removed meanwhile.
-            if all(self._put(new_lease(worker_id), version) for _ in range(2)):
+            if all(self._put(new_lease(worker_id), version) is not None for _ in range(2)):
                 raise StoreError(
                     f"the store ignores conditional puts ({condition}), so that two workers could "
                     f"hold the lease {self.folder.url}/{LOCK_FILE}. Update its server, or use a "
@@ -88,10 +102,26 @@ class ObjectLock:
                 )
 
     def refresh(self, worker_id: str) -> None:
+        if (own := self._own.get(worker_id)) is not None:
+            began = time.monotonic()
+            try:
+                if self._renew(worker_id, own):
+                    return
+            except StoreError:
+                # obstore tries a read again that gets no answer, but not such a put.
+                if time.monotonic() - began > _ONE_TRY_S:
+                    raise
         content, version = self._get()
         require_own(parse_lease(content), worker_id, self.folder.url)
-        if not self._put(new_lease(worker_id), version):
-            require_own(self.read(), worker_id, self.folder.url)
+        if not self._renew(worker_id, version):
+            require_own(self._lease(), worker_id, self.folder.url)
+
+    def _renew(self, worker_id: str, version: _Version | None) -> bool:
+        self._own.pop(worker_id, None)
+        written = self._put(new_lease(worker_id), version)
+        if written:
+            self._own[worker_id] = written
+        return written is not None
 
     def release(self, worker_id: str) -> None:
         if self._holds(worker_id):
@@ -106,36 +136,47 @@ class ObjectLock:
 
     def _holds(self, worker_id: str) -> bool:
         # Also after a refused put: its first try may have succeeded, and only its answer been lost.
-        lease = self.read()
+        lease = self._lease()
         return lease is not None and lease.worker_id == worker_id
 
-    def _get(self) -> tuple[bytes | None, dict[str, str] | None]:
+    def _lease(self) -> Lease | None:
+        content, _ = self._get()
+        return parse_lease(content)
+
+    def _get(self) -> tuple[bytes | None, _Version | None]:
         """The lock file and its version, for the next conditional put."""
         bucket, key = self._object()
 
-        def get() -> tuple[bytes | None, dict[str, str] | None]:
+        def get() -> tuple[bytes | None, _Version | None]:
             try:
                 found = bucket.store.get(key)
             except FileNotFoundError:
                 return None, None
-            meta = found.meta
-            version = {name: meta[name] for name in ("e_tag", "version") if meta.get(name)}
-            return bytes(found.bytes()), version
+            return bytes(found.bytes()), _version(found.meta)
 
         return self._ask("read", get)
 
-    def _put(self, lease: Lease, version: dict[str, str] | None) -> bool:
-        """Write if the object still has this version, or still does not exist."""
+    def _put(self, lease: Lease, version: _Version | None) -> _Version | None:
+        """Write if the object still has this version, or still does not exist.
+
+        Returns:
+            The version that was written; None when the store refused.
+        """
         from obstore.exceptions import AlreadyExistsError, PreconditionError
 
         bucket, key = self._object()
 
-        def put() -> bool:
+        def put() -> _Version | None:
             try:
-                bucket.store.put(key, format_lease(lease), mode=version or "create")
+                return _version(
+                    bucket.store.put(key, format_lease(lease), mode=version or "create")
+                )
             except (AlreadyExistsError, PreconditionError):
-                return False
-            return True
+                return None
+            except FileNotFoundError:
+                if version is None:
+                    raise  # without its bucket
+                return None
 
         return self._ask("lock", put)
 
@@ -146,6 +187,10 @@ class ObjectLock:
     def _object(self) -> "tuple[_Bucket, str]":
         bucket, _, key = self.folder.file(LOCK_FILE).partition("/")
         return _bucket(self.folder.fs, bucket), key
+
+
+def _version(meta: Mapping[str, Any]) -> _Version:
+    return {name: meta[name] for name in ("e_tag", "version") if meta.get(name)}
 
 
 def serves(fs: Any) -> bool:

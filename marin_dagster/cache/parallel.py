@@ -9,7 +9,7 @@ K = TypeVar("K")
 S = TypeVar("S")
 T = TypeVar("T")
 
-WIDTH = 32
+WIDTH = 64
 """The number of threads."""
 
 _WORTH_A_THREAD_S = 0.002

@@ -128,6 +128,25 @@ def test_a_lock_that_is_gone_cannot_be_renewed(lock: Lock, folder: OutputDir) ->
     assert folder.read(LOCK) is None
 
 
+@pytest.mark.parametrize("renewed", [False, True])
+@pytest.mark.parametrize("now", [None, lease("foreign")], ids=["gone", "foreign"])
+def test_a_lease_that_was_lost_since_its_last_renewal_cannot_be_renewed(
+    now: str | None, renewed: bool, lock: Lock, folder: OutputDir
+) -> None:
+    assert take(lock, "me")
+    if renewed:
+        lock.refresh("me")
+    if now is None:
+        folder.delete(LOCK)
+    else:
+        folder.write(LOCK, now.encode())
+    for _ in range(2):
+        with pytest.raises(LeaseLostError, match="gone" if now is None else "foreign"):
+            lock.refresh("me")
+    lock.release("me")
+    assert folder.read(LOCK) == (None if now is None else now.encode())
+
+
 @pytest.mark.parametrize("content", [b"", b"garbage"])
 def test_a_lock_that_is_unreadable_cannot_be_renewed(
     content: bytes, lock: Lock, folder: OutputDir

@@ -164,10 +164,18 @@ def test_committing_asks_no_second_time(proxy: UnsteadyProxy) -> None:
     with pytest.raises(StoreTimeoutError, match=where(LOCK)):
         attempt.commit()
     attempt.fail()
-    assert fault.hits == TRIES
+    assert fault.hits == 1 + TRIES  # the put that renews the lease, then a read
     proxy.recover()
     assert read(RECORD) is None
     check_left(attempt)
+
+
+def test_a_renewal_whose_put_hangs_is_tried_again(proxy: UnsteadyProxy) -> None:
+    attempt = begin(make("step"))
+    fault = proxy.strike(Hanging("PUT", LOCK, times=1))
+    attempt.commit()
+    assert fault.hits == 1
+    assert read(STATUS) == b"SUCCESS"
 
 
 @pytest.mark.parametrize("file", [RECORD, STATUS])
@@ -192,7 +200,7 @@ def test_failing_raises_nothing_and_asks_no_second_time(
     attempt = begin(make("step"))
     fault = proxy.strike(Hanging())
     attempt.fail()
-    assert fault.hits == TRIES
+    assert fault.hits == 1 + TRIES  # the put that renews the lease, then a read
     logged = [record for record in caplog.records if record.name.startswith("marin_dagster")]
     assert [record.levelname for record in logged] == ["ERROR"]
     assert where(LOCK) in logged[0].getMessage()
@@ -249,20 +257,21 @@ def test_reading_a_file_is_one_request_whether_there_is_one_or_not(
 def test_what_the_user_configured_for_s3_stands(
     monkeypatch: pytest.MonkeyPatch, proxy: UnsteadyProxy
 ) -> None:
-    def retries() -> object:
-        return client_options.options_for("s3://bucket/x").get("config_kwargs")
+    def client() -> object:
+        return client_options.options_for("s3://bucket/x")["config_kwargs"]
 
-    ours = {"max_attempts": client_options._S3_RETRIES}
-    assert retries() == {"retries": ours}
+    retries = {"retries": {"max_attempts": client_options._S3_RETRIES}}
+    connections = {"max_pool_connections": client_options._S3_CONNECTIONS}
+    assert client() == {**connections, **retries}
     monkeypatch.setitem(fsspec.config.conf, "s3a", {"config_kwargs": {"read_timeout": 5}})
-    assert retries() == {"read_timeout": 5, "retries": ours}
-    own = {"retries": {"mode": "standard"}}
+    assert client() == {"read_timeout": 5, **connections, **retries}
+    own = {"retries": {"mode": "standard"}, "max_pool_connections": 5}
     monkeypatch.setitem(fsspec.config.conf, "s3a", {"config_kwargs": own})
-    assert retries() is None
+    assert client() == own
     monkeypatch.delitem(fsspec.config.conf, "s3a")
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "3")
     client_options._aws_attempts.cache_clear()
-    assert retries() is None
+    assert client() == connections
     monkeypatch.setattr(store, "_PATIENCE_S", 60.0)  # nothing hangs here
     OutputDir.at(make("step").output_path).read(STATUS)
     attempts = OutputDir.at(make("step").output_path).fs.s3.meta.config.retries
