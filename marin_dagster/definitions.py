@@ -59,7 +59,7 @@ def build_definitions(
     group_name: str | None = None,
     partitions_def: dg.PartitionsDefinition[Any] | None = None,
     example_partitions: Sequence[str] | str = (),
-    unpartitioned: Iterable[str] = (),
+    unpartitioned: Iterable[str] | str = (),
     backfill_policy: dg.BackfillPolicy | None = None,
     strict: bool = False,
 ) -> dg.Definitions:

@@ -61,7 +61,7 @@ class MarinGraph:
         group_name: str | None = None,
         partitions_def: dg.PartitionsDefinition[Any] | None = None,
         example_partitions: Sequence[str] | str = (),
-        unpartitioned: Iterable[str] = (),
+        unpartitioned: Iterable[str] | str = (),
         strict: bool = False,
     ) -> "MarinGraph":
         """The value for the argument ``steps`` of a builder.

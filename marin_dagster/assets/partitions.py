@@ -37,7 +37,7 @@ class GraphPartitions:
         definition: dg.PartitionsDefinition[Any],
         *,
         examples: Sequence[str] | str = (),
-        unpartitioned: Iterable[str] = (),
+        unpartitioned: Iterable[str] | str = (),
     ) -> "GraphPartitions":
         """Call the function for some partitions, and compare what it returns.
 
@@ -54,6 +54,7 @@ class GraphPartitions:
                 together; see :meth:`PartitionedSteps.from_function`.
         """
         keys = (examples,) if isinstance(examples, str) else tuple(examples)
+        shared = (unpartitioned,) if isinstance(unpartitioned, str) else unpartitioned
         if not keys:
             if is_dynamic(definition):
                 raise GraphError(
@@ -70,7 +71,7 @@ class GraphPartitions:
         def steps_of(key: str) -> Iterable[Any]:
             return steps_for(as_key(definition, key))
 
-        return cls(PartitionedSteps.from_function(steps_of, keys, shared=unpartitioned), definition)
+        return cls(PartitionedSteps.from_function(steps_of, keys, shared=shared), definition)
 
     def is_partitioned(self, name: str) -> bool:
         """Whether each partition has its own step of a name."""

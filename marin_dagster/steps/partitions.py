@@ -97,7 +97,7 @@ class PartitionedSteps:
         if not found.samples:
             raise GraphError(
                 "there is no partition yet, so the steps are unknown. Give the key of an example: "
-                "example_partition='…'."
+                "example_partitions=['…']."
             )
         if unknown := found.shared_names - found.reference.steps.keys():
             raise GraphError(

@@ -270,7 +270,7 @@ def test_dynamic_partitions(recorder: Recorder, instance: dg.DagsterInstance) ->
         return [recorder.step("train", recorder.step("data"), hash_attrs={"customer": customer})]
 
     definitions = build_definitions(
-        steps_for, partitions_def=dynamic, example_partitions="x", unpartitioned=["data"]
+        steps_for, partitions_def=dynamic, example_partitions="x", unpartitioned="data"
     )
     for key in ("ada", "bob"):
         assert run_job(definitions, instance, partition=key).success
