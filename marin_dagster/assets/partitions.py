@@ -1,6 +1,7 @@
 """``GraphPartitions``: a graph of which each partition has its own steps, in Dagster's terms."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -188,6 +189,17 @@ def run_partitions(
             f"its assets ({summarize(keys)})."
         )
     return chosen
+
+
+def planned_partitions(
+    run: dg.DagsterRun, partitions: GraphPartitions | None, instance: dg.DagsterInstance
+) -> tuple[str, ...]:
+    """As :func:`run_partitions`, of any run: none where its tags name other assets' partitions, or
+    partitions that are gone."""
+    if partitions is not None:
+        with suppress(GraphError):
+            return run_partitions(run, partitions.definition, instance)
+    return ()
 
 
 def _between(

@@ -7,7 +7,7 @@ in progress. A tick skips steps that such a run has planned or that were recorde
 
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -15,6 +15,7 @@ import dagster as dg
 
 from marin_dagster.assets.cache_resource import cache_of
 from marin_dagster.assets.marin_graph import DEFAULT_IO_MANAGER_KEY, MarinGraph, Steps
+from marin_dagster.assets.partitions import planned_partitions
 from marin_dagster.assets.translator import DagsterMarinTranslator
 from marin_dagster.automation.store_changes import (
     ChangeKind,
@@ -23,20 +24,23 @@ from marin_dagster.automation.store_changes import (
     WatchedStep,
     compare,
 )
+from marin_dagster.automation.watched_steps import WatchedSteps, watched_steps
 from marin_dagster.cache import CacheState, LookUp, OutputDir, StepCache
 from marin_dagster.cache.parallel import map_parallel
 from marin_dagster.cache.status import STATUS_FILE
 from marin_dagster.errors import MarinDagsterError
 from marin_dagster.events.asset_records import (
+    AssetPartition,
     LastEvent,
     last_events,
+    last_partition_events,
     last_version,
-    planned_assets,
+    planned_by,
 )
 from marin_dagster.events.found_outputs import found_metadata, found_output
 from marin_dagster.events.metadata import cut_off, removed, sendable
 from marin_dagster.events.metadata_keys import CACHE, OUTPUT_PATH, OWNER
-from marin_dagster.steps import StepGraph, StepLike
+from marin_dagster.steps import StepLike
 from marin_dagster.steps.protocol import address, is_mutable
 from marin_dagster.steps.text import summarize
 
@@ -74,7 +78,7 @@ def build_marin_cache_sensor(
 ) -> dg.SensorDefinition:
     """A sensor that reports what others did in the store: builds, work in progress, removals.
 
-    Each tick looks every step up and writes nothing to the store. It reports
+    Each tick looks the steps up and writes nothing to the store. It reports
 
     - as a materialization, once: an output that this instance has not recorded, with its builder
       and the versions that a run records for a hit;
@@ -88,8 +92,13 @@ def build_marin_cache_sensor(
     The sensor skips steps that a run in progress has planned. Steps that cannot be looked up keep
     their state, and the tick's log names them.
 
+    With partitions, a tick checks the steps that all partitions share, those of the newest
+    partitions, and those of some others, which take turns: about 1,000 steps in all. A function
+    that returns the steps is called again at each tick.
+
     Args:
-        steps: the steps, or a function that returns them, or their graph.
+        steps: the steps, or a function that returns them, or their graph; for partitions, a
+            :meth:`MarinGraph.of <MarinGraph.of>`.
         name: the sensor's name.
         translator: the translator of the assets.
         io_manager_key: resource key of the :class:`MarinIOManager`, whose lease times apply.
@@ -100,11 +109,11 @@ def build_marin_cache_sensor(
         GraphError: the graph is wrong; see :meth:`StepGraph.from_steps`.
         CollisionError: two steps have one asset key.
 
-    A tick fails with :class:`MarinDagsterError` when no step can be looked up.
+    A tick fails with :class:`MarinDagsterError` when no step can be looked up, when the graph of no
+    partition can be made, or when the names of the function's steps have changed.
     """
     marin = MarinGraph.of(steps, translator=translator, io_manager_key=io_manager_key)
     resource_key = marin.io_manager_key
-    watched = _watched(marin)
 
     @dg.sensor(
         name=name,
@@ -115,64 +124,61 @@ def build_marin_cache_sensor(
     )
     def cache_sensor(context: dg.SensorEvaluationContext) -> dg.SensorResult:
         cache = cache_of(context.resources, resource_key, f"sensor {name!r}")
-        return _tick(context, cache, marin.graph, watched)
+        return _tick(context, cache, marin.refreshed())
 
     return cache_sensor
 
 
-def _watched(marin: MarinGraph) -> Sequence[WatchedStep]:
-    steps = {marin.keys[path]: step for path, step in marin.graph.steps.items()}
-    return [
-        WatchedStep(
-            step,
-            marin.keys[path],
-            {dep.asset_key: steps.get(dep.asset_key) for dep in marin.specs[path].deps},
-        )
-        for path, step in marin.graph.steps.items()
-    ]
-
-
 def _tick(
-    context: dg.SensorEvaluationContext,
-    cache: StepCache,
-    graph: StepGraph,
-    watched: Sequence[WatchedStep],
+    context: dg.SensorEvaluationContext, cache: StepCache, marin: MarinGraph
 ) -> dg.SensorResult:
     instance = context.instance
-    entries = last_events(instance, [item.key for item in watched])
+    before = SensorCursor.parse(context.cursor)
+    scope = watched_steps(marin, instance, before.position)
+    watched = scope.steps
+    _log_refused(context, scope)
+    entries = last_partition_events(instance, [item.asset for item in watched])
     running = _runs_in_progress(instance)
     found = cache.look_up_many([item.step for item in watched])
     _log_unknown(context, watched, found)
     built_at = _times(watched, found)
-    before = SensorCursor.parse(context.cursor)
     changes = [
-        compare(item, found[path], built_at.get(path), entries.get(item.key), before)
+        compare(item, found[path], built_at.get(path), entries.get(item.asset), before)
         for item in watched
         for path in (item.step.output_path,)
     ]
     fresh = [item for item in changes if item.kind is not None]
+    left: set[AssetPartition] = set()
     if fresh:
-        keys = [item.watched.key for item in fresh]
+        assets = [item.watched.asset for item in fresh]
         runs = {**running, **_runs_in_progress(instance)}
-        planned = {key for _, of in planned_assets(instance, runs.values(), keys) for key in of}
-        now = last_events(instance, keys)
-        left = {
-            key for key in keys if key in planned or _seen(now.get(key)) != _seen(entries.get(key))
-        }
+        for _, planned in planned_by(
+            instance,
+            runs.values(),
+            assets,
+            lambda run: planned_partitions(run, marin.partitions, instance),
+        ):
+            left |= planned
+        now = last_partition_events(instance, assets)
+        left |= {asset for asset in assets if _seen(now.get(asset)) != _seen(entries.get(asset))}
         if left:
-            names = [address(item.watched.step) for item in fresh if item.watched.key in left]
+            names = [item.watched.label for item in fresh if item.watched.asset in left]
             context.log.info(f"left to runs of this instance: {summarize(names)}")
-        fresh = [item for item in fresh if item.watched.key not in left]
-        fresh = fresh[:EVENTS_PER_TICK]
-        others = {key for item in fresh for key, step in item.watched.inputs.items() if not step}
-        entries |= last_events(instance, list(others))
-    versions = {key: last_version(entry) for key, entry in entries.items()}
-    events = dict(_events(context, graph, fresh, found, versions))
-    after = SensorCursor.after(before, changes, frozenset(events))
+        fresh = [item for item in fresh if item.watched.asset not in left]
+    reporting = fresh[:EVENTS_PER_TICK]
+    others = {key for item in reporting for key, step in item.watched.inputs.items() if not step}
+    for key, entry in last_events(instance, list(others)).items():
+        entries.setdefault(AssetPartition(key), entry)
+    versions = {asset: last_version(entry) for asset, entry in entries.items()}
+    events = dict(_events(context, scope, reporting, found, versions))
+    put_off = {item.watched.asset for item in fresh} - events.keys()
+    after = SensorCursor.after(
+        before, changes, events.keys(), scope.unchecked, scope.next_position(put_off)
+    )
     return dg.SensorResult(
         asset_events=list(events.values()),
         cursor=after.cursor(),
-        skip_reason=dg.SkipReason(_summary(events, changes, len(watched))),
+        skip_reason=dg.SkipReason(_summary(events, changes, scope)),
     )
 
 
@@ -185,10 +191,18 @@ def _seen(entry: LastEvent | None) -> tuple[Any, ...] | None:
     return (entry.run_id, entry.storage_id) if entry else None
 
 
+def _log_refused(context: dg.SensorEvaluationContext, scope: WatchedSteps) -> None:
+    if scope.refused:
+        error = next(iter(scope.refused.values()))
+        context.log.warning(
+            f"left as they were: partitions {summarize(scope.refused)}. Of the first: {error}"
+        )
+
+
 def _log_unknown(
     context: dg.SensorEvaluationContext, watched: Sequence[WatchedStep], found: Mapping[str, LookUp]
 ) -> None:
-    looks = [(address(item.step), found[item.step.output_path]) for item in watched]
+    looks = [(item.label, found[item.step.output_path]) for item in watched]
     unknown = [(name, look) for name, look in looks if look.state is CacheState.UNKNOWN]
     if not unknown:
         return
@@ -215,11 +229,11 @@ def _times(
 
 def _events(
     context: dg.SensorEvaluationContext,
-    graph: StepGraph,
+    scope: WatchedSteps,
     changes: Sequence[StoreChange],
     found: Mapping[str, LookUp],
-    versions: dict[dg.AssetKey, str | None],
-) -> Iterator[tuple[dg.AssetKey, dg.AssetMaterialization | dg.AssetObservation]]:
+    versions: dict[AssetPartition, str | None],
+) -> Iterator[tuple[AssetPartition, dg.AssetMaterialization | dg.AssetObservation]]:
     """The events, dependencies first, until the time for reading records is up."""
     began = time.monotonic()
 
@@ -239,24 +253,33 @@ def _events(
             lambda step: found_metadata(step, found[step.output_path].drift, context.log), hits
         )
         for item in some:
-            key, path = item.watched.key, item.watched.step.output_path
+            asset, step, inputs = item.watched.asset, item.watched.step, item.watched.inputs
             if item.kind is ChangeKind.HIT:
                 yield (
-                    key,
+                    asset,
                     found_output(
-                        key,
-                        item.watched.step,
-                        metadata=metadata[path],
-                        inputs=item.watched.inputs,
+                        asset,
+                        step,
+                        metadata=metadata[step.output_path],
+                        inputs=inputs,
                         found=found,
-                        versions=versions,
+                        versions={key: _version_of(key, asset, versions) for key in inputs},
                         version=item.version,
+                        code_version=item.code_version,
                     ),
                 )
-                versions[key] = item.version
+                versions[asset] = item.version
             else:
-                needed_by = graph.needed_by(path, is_built)
-                yield key, _observation(item, found[path], needed_by)
+                needed_by = scope.needed_by(item.watched, is_built)
+                yield asset, _observation(item, found[step.output_path], needed_by)
+
+
+def _version_of(
+    key: dg.AssetKey, reader: AssetPartition, versions: Mapping[AssetPartition, str | None]
+) -> str | None:
+    """The last version of an input: of the reader's partition, if it has partitions."""
+    of_partition = versions.get(AssetPartition(key, reader.partition))
+    return of_partition or versions.get(AssetPartition(key))
 
 
 def _observation(
@@ -277,18 +300,25 @@ def _observation(
         case _:
             text = removed(step, needed_by)
     return dg.AssetObservation(
-        change.watched.key, description=f"{address(step)}: {text}", metadata=metadata
+        change.watched.key,
+        partition=change.watched.partition,
+        description=f"{address(step)}: {text}",
+        metadata=metadata,
     )
 
 
 def _summary(
-    events: Mapping[dg.AssetKey, object], changes: Sequence[StoreChange], steps: int
+    events: Collection[AssetPartition], changes: Sequence[StoreChange], scope: WatchedSteps
 ) -> str:
-    checked = f"{steps} step{'s' * (steps != 1)} checked"
+    steps = len(scope.steps)
+    checked = f"{steps:,} step{'s' * (steps != 1)} checked"
+    if scope.unchecked:
+        later = len({asset.partition for asset in scope.unchecked})
+        checked += f" of {len(scope.partitions):,} partitions ({later:,} have their turn later)"
     if not events:
         return f"{checked}: nothing new."
     kinds = Counter(
-        _LABELS[item.kind] for item in changes if item.kind and item.watched.key in events
+        _LABELS[item.kind] for item in changes if item.kind and item.watched.asset in events
     )
     put_off = sum(item.kind is not None for item in changes) - len(events)
     rest = f"; {put_off} more on the next ticks" if put_off else ""

@@ -6,7 +6,7 @@ One query of the instance cannot show whether an owner or a removal was reported
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
@@ -31,7 +31,10 @@ from marin_dagster.events.metadata import (
 )
 from marin_dagster.events.metadata_keys import FINISHED_AT, OUTPUT_PATH
 from marin_dagster.steps import StepLike
-from marin_dagster.steps.protocol import is_external, is_mutable
+from marin_dagster.steps.protocol import address, is_external, is_mutable
+
+_POSITION = "position"
+"""Not a digest, so that a cursor without partitions is the same as before there were any."""
 
 
 class ChangeKind(StrEnum):
@@ -57,6 +60,14 @@ class WatchedStep:
     """The step of each asset that it depends on; None for an asset that no step builds."""
     partition: str | None = None
     """The partition whose step it is; None for an asset without partitions."""
+    code_version: str | None = None
+    """The asset's code version, where it is not the step's."""
+
+    @property
+    def label(self) -> str:
+        """The step and its partition, for logs."""
+        of = "" if self.partition is None else f" [{self.partition}]"
+        return f"{address(self.step)}{of}"
 
     @property
     def asset(self) -> AssetPartition:
@@ -75,16 +86,21 @@ class StoreChange:
     """What the cursor remembers once it is reported; None when the instance remembers it."""
     version: str = ""
     """The data version of a HIT."""
+    code_version: str | None = None
+    """The code version of a HIT."""
 
 
 @dataclass(frozen=True)
 class SensorCursor:
-    """What was reported and is not in the instance's last records, by digest of the asset key.
+    """What was reported and is not in the instance's last records, by digest of the asset or its
+    partition, and which partitions have their turn next.
 
     Only outputs that are being built elsewhere, have failed or are gone have an entry.
     """
 
     facts: Mapping[str, str] = field(default_factory=dict)
+    position: int = 0
+    """See :func:`watched_steps`."""
 
     @classmethod
     def parse(cls, cursor: str | None) -> "SensorCursor":
@@ -95,31 +111,50 @@ class SensorCursor:
             return cls()
         if not isinstance(facts, dict):
             return cls()
-        return cls({key: str(fact) for key, fact in facts.items()})
+        position = facts.pop(_POSITION, 0)
+        return cls(
+            {key: str(fact) for key, fact in facts.items()},
+            position if isinstance(position, int) else 0,
+        )
 
     @classmethod
     def after(
         cls,
         before: "SensorCursor",
         changes: Iterable[StoreChange],
-        reported: frozenset[dg.AssetKey],
+        reported: Collection[AssetPartition],
+        unchecked: Iterable[AssetPartition] = (),
+        position: int = 0,
     ) -> "SensorCursor":
-        """The cursor after a tick that reported ``reported`` and left the rest for later ticks."""
+        """The cursor after a tick.
+
+        Args:
+            before: the cursor before it.
+            changes: what it compared.
+            reported: what it reported; it left the other changes for later ticks.
+            unchecked: partitions that it did not compare, whose facts stay.
+            position: which partitions have their turn next.
+        """
         facts = {}
         for item in changes:
-            key = item.watched.key
-            known = item.fact if item.kind is None or key in reported else before.fact(key)
+            asset = item.watched.asset
+            known = item.fact if item.kind is None or asset in reported else before.fact(asset)
             if known is not None:
-                facts[_digest(key.to_user_string())] = known
-        return cls(facts)
+                facts[_digest(str(asset))] = known
+        if before.facts:
+            for asset in unchecked:
+                if (kept := before.fact(asset)) is not None:
+                    facts[_digest(str(asset))] = kept
+        return cls(facts, position)
 
-    def fact(self, key: dg.AssetKey) -> str | None:
-        """What was reported of an asset."""
-        return self.facts.get(_digest(key.to_user_string()))
+    def fact(self, asset: AssetPartition) -> str | None:
+        """What was reported of an asset or a partition."""
+        return self.facts.get(_digest(str(asset)))
 
     def cursor(self) -> str:
         """As text; the same facts give the same text."""
-        return json.dumps(dict(self.facts), sort_keys=True, separators=(",", ":"))
+        content = {**self.facts, **({_POSITION: self.position} if self.position else {})}
+        return json.dumps(content, sort_keys=True, separators=(",", ":"))
 
 
 def compare(
@@ -141,10 +176,10 @@ def compare(
         watched: the step.
         look: its look-up in the store.
         built_at: when a ``dev`` version was finished, by the store's clock.
-        entry: what the instance last recorded of the asset.
+        entry: what the instance last recorded of the asset or its partition.
         reported: what earlier ticks reported.
     """
-    before = reported.fact(watched.key)
+    before = reported.fact(watched.asset)
     recorded = last_materialization(entry)
     record = f"@{entry.storage_id}" if entry and recorded else "@"
     if look.state is CacheState.UNKNOWN:
@@ -179,7 +214,8 @@ def _finished(
 ) -> StoreChange:
     step = watched.step
     version = recorded_version(step, look.drift)
-    code = recorded_code_version(step, look.drift) or version
+    of_asset = watched.code_version if look.drift is None else None
+    code = of_asset or recorded_code_version(step, look.drift) or version
     known = last_version(entry) == version
     if is_mutable(step):
         if built_at is None:
@@ -193,12 +229,17 @@ def _finished(
         )
     elif is_external(step):
         recorded = last_materialization(entry)
-        known = recorded is not None and (recorded.tags or {}).get(CODE_VERSION_TAG) == code
+        known = (
+            recorded is not None
+            and (recorded.tags or {}).get(CODE_VERSION_TAG) == code
+            and (watched.partition is None or last_output_path(entry) == step.output_path)
+        )
         if recorded is None or OUTPUT_PATH not in recorded.metadata:
             # Dagster has assumed one version of it so far, and the assets built from it have
             # recorded that version: the first report keeps it, so that they stay fresh.
             version = last_version(entry) or ASSUMED_VERSION
-    return StoreChange(watched, None if known and not rebuilt else ChangeKind.HIT, None, version)
+    kind = None if known and not rebuilt else ChangeKind.HIT
+    return StoreChange(watched, kind, None, version, code)
 
 
 def _milliseconds(moment: Any) -> int:

@@ -3,14 +3,13 @@
 import logging
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 
 import dagster as dg
 
 from marin_dagster.assets.marin_graph import MarinGraph
-from marin_dagster.assets.partitions import run_partitions
+from marin_dagster.assets.partitions import planned_partitions
 from marin_dagster.automation.due_steps import DueSteps
 from marin_dagster.cache import CacheState, StepCache
 from marin_dagster.cache.plan import (
@@ -20,7 +19,7 @@ from marin_dagster.cache.plan import (
     plan_from_look_ups,
     with_inputs,
 )
-from marin_dagster.errors import GraphError, StoreError
+from marin_dagster.errors import StoreError
 from marin_dagster.events.asset_records import AssetPartition, unfinished_runs
 from marin_dagster.steps import StepLike
 from marin_dagster.steps.protocol import address
@@ -200,15 +199,9 @@ def _taken_on(
 ) -> Mapping[AssetPartition, dg.DagsterRun]:
     if instance is None:
         return {}
-    partitions = marin.partitions
-
-    def partitions_of(run: dg.DagsterRun) -> Sequence[str]:
-        if partitions is not None:
-            with suppress(GraphError):  # of other assets, or of partitions that are gone
-                return run_partitions(run, partitions.definition, instance)
-        return ()
-
-    return unfinished_runs(instance, to_run, partitions_of)
+    return unfinished_runs(
+        instance, to_run, lambda run: planned_partitions(run, marin.partitions, instance)
+    )
 
 
 def _count(steps: Collection[str]) -> str:

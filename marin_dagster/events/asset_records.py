@@ -1,5 +1,6 @@
 """What a Dagster instance has recorded about assets, in queries that any database can take."""
 
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -67,17 +68,38 @@ def last_partition_events(
 ) -> dict[AssetPartition, LastEvent]:
     """What was recorded last about assets and partitions, for those that have a record.
 
-    One query for 500 assets without partitions; one for each partition.
+    One query for 500 assets without partitions, and two for 500 partitions of an asset.
     """
     assets = list(assets)
     whole = last_events(instance, [asset.key for asset in assets if asset.partition is None])
     found = {AssetPartition(key): entry for key, entry in whole.items()}
+    partitions: dict[dg.AssetKey, list[str]] = defaultdict(list)
     for asset in assets:
         if asset.partition is not None:
-            records = dg.AssetRecordsFilter(asset.key, asset_partitions=[asset.partition])
-            for record in instance.fetch_materializations(records, limit=1).records:
-                found[asset] = LastEvent(record.run_id, record)
+            partitions[asset.key].append(asset.partition)
+    for key, of_asset in partitions.items():
+        for start in range(0, len(of_asset), _RECORDS_AT_ONCE):
+            some = of_asset[start : start + _RECORDS_AT_ONCE]
+            for record in _last_of_partitions(instance, key, some):
+                if record.partition_key is not None:
+                    entry = LastEvent(record.run_id, record)
+                    found[AssetPartition(key, record.partition_key)] = entry
     return found
+
+
+def _last_of_partitions(
+    instance: dg.DagsterInstance, key: dg.AssetKey, partitions: Sequence[str]
+) -> Sequence[dg.EventLogRecord]:
+    if len(partitions) == 1:
+        only = dg.AssetRecordsFilter(key, asset_partitions=partitions)
+        return instance.fetch_materializations(only, limit=1).records
+    latest = instance.event_log_storage.get_latest_storage_id_by_partition(
+        key, dg.DagsterEventType.ASSET_MATERIALIZATION, set(partitions)
+    )
+    if not latest:
+        return ()
+    newest = dg.AssetRecordsFilter(key, storage_ids=list(latest.values()))
+    return instance.fetch_materializations(newest, limit=len(latest)).records
 
 
 def planned_last(instance: dg.DagsterInstance, asset: AssetPartition) -> str | None:
@@ -120,19 +142,40 @@ def unfinished_runs(
     """
     if not assets:
         return {}
-    wanted = set(assets)
     found: dict[AssetPartition, dg.DagsterRun] = {}
     runs = instance.get_runs(dg.RunsFilter(statuses=_UNFINISHED))
-    for run, planned in planned_assets(instance, runs, {asset.key for asset in wanted}):
-        partitions = (None, *partitions_of(run))
-        for key in planned:
-            for asset in (AssetPartition(key, partition) for partition in partitions):
-                if asset in wanted:
-                    found.setdefault(asset, run)
+    for run, planned in planned_by(instance, runs, assets, partitions_of):
+        for asset in planned:
+            found.setdefault(asset, run)
     return found
 
 
-def planned_assets(
+def planned_by(
+    instance: dg.DagsterInstance,
+    runs: Iterable[dg.DagsterRun],
+    assets: Collection[AssetPartition],
+    partitions_of: Callable[[dg.DagsterRun], Iterable[str]],
+) -> Iterator[tuple[dg.DagsterRun, frozenset[AssetPartition]]]:
+    """Which of these assets and partitions each run plans to materialize.
+
+    Args:
+        instance: the instance.
+        runs: the runs.
+        assets: the assets and partitions.
+        partitions_of: the partitions of a run.
+    """
+    wanted = frozenset(assets)
+    for run, planned in _planned_assets(instance, runs, {asset.key for asset in wanted}):
+        partitions = (None, *partitions_of(run))
+        yield (
+            run,
+            wanted.intersection(
+                AssetPartition(key, partition) for key in planned for partition in partitions
+            ),
+        )
+
+
+def _planned_assets(
     instance: dg.DagsterInstance, runs: Iterable[dg.DagsterRun], keys: Collection[dg.AssetKey]
 ) -> Iterator[tuple[dg.DagsterRun, frozenset[dg.AssetKey]]]:
     """Which of these assets each run plans to materialize.

@@ -7,7 +7,7 @@ from typing import Any
 import dagster as dg
 
 from marin_dagster.cache import ArtifactRecord, Drift, Hit, LookUp, OutputDir
-from marin_dagster.events.asset_records import DATA_VERSION_TAG
+from marin_dagster.events.asset_records import DATA_VERSION_TAG, AssetPartition
 from marin_dagster.events.metadata import (
     CODE_VERSION_TAG,
     NO_EVENT,
@@ -42,7 +42,7 @@ def found_metadata(step: StepLike, drift: Drift | None, log: logging.Logger) -> 
 
 
 def found_output(
-    key: dg.AssetKey,
+    asset: AssetPartition,
     step: StepLike,
     *,
     metadata: Mapping[str, Any],
@@ -50,20 +50,18 @@ def found_output(
     found: Mapping[str, LookUp],
     versions: Mapping[dg.AssetKey, str | None],
     version: str | None = None,
-    partition: str | None = None,
     code_version: str | None = None,
 ) -> dg.AssetMaterialization:
     """The materialization of a found output, with the versions that a run records for a hit.
 
     Args:
-        key: the asset's key.
-        step: the asset's step.
+        asset: the asset, or its partition.
+        step: its step.
         metadata: see :func:`found_metadata`.
         inputs: the assets that it reads, each with its step if it is one's output.
         found: look-ups of the step and of its inputs, by output path.
         versions: the last data versions of the inputs, as the instance knows them.
         version: the output's data version, if not the step's.
-        partition: the asset's partition, if it has partitions.
         code_version: the asset's code version, if it has partitions.
     """
     drift = found[step.output_path].drift
@@ -75,6 +73,11 @@ def found_output(
         CODE_VERSION_TAG: code_version or built_by,
         "dagster/data_version_is_user_provided": "true",
     }
+    if isinstance(asset.partition, dg.MultiPartitionKey):
+        tags |= {
+            f"dagster/partition/{name}": part
+            for name, part in asset.partition.keys_by_dimension.items()
+        }
     for input_key, dep in inputs.items():
         # It read the asset, but which of the asset's events is unknown.
         tags[input_pointer_tag(input_key)] = NO_EVENT
@@ -84,8 +87,8 @@ def found_output(
         else:
             tags[input_version_tag(input_key)] = recorded_version(dep, found[dep.output_path].drift)
     return dg.AssetMaterialization(
-        key,
-        partition=partition,
+        asset.key,
+        partition=asset.partition,
         description=f"{address(step)} was found finished in the cache.",
         metadata=metadata,
         tags=tags,

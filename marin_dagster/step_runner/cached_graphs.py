@@ -138,15 +138,14 @@ def _report_unknown(
         lambda step: found_metadata(step, seen.found[step.output_path].drift, logger), unknown
     )
     for path, step in unknown.items():
-        key, partition = asset_at(path)
+        asset = asset_at(path)
         event = found_output(
-            key,
+            asset,
             step,
             metadata=metadata[path],
             inputs={asset.key: dep for asset, dep in inputs[path].items()},
             found=seen.found,
             versions={asset.key: versions.get(asset) for asset in inputs[path]},
-            partition=partition,
-            code_version=codes.get(key) if partition else None,
+            code_version=codes.get(asset.key) if asset.partition else None,
         )
         instance.report_runless_asset_event(event)

@@ -1,7 +1,7 @@
 """What tests of the cache sensor share: builders outside, ticks, and how Dagster sees an asset."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,6 +11,7 @@ from dagster._core.loader import LoadingContextForTest
 
 from helpers.runs import memory_instance, metadata_of
 from marin_dagster import DagsterMarinTranslator, MarinIOManager, StepRunner, build_definitions
+from marin_dagster.events.asset_records import AssetPartition
 
 SENSOR = "materialize_steps_cache_sensor"
 
@@ -26,17 +27,21 @@ class Watch:
     """A deployment whose sensor ticks on demand."""
 
     instance: dg.DagsterInstance
-    steps: Iterable[Any]
+    steps: Iterable[Any] | Callable[..., Iterable[Any]]
     cursor: str | None = None
     manager: MarinIOManager = field(default_factory=MarinIOManager)
     others: tuple[Any, ...] = ()
     """Assets beside the steps."""
     translator: DagsterMarinTranslator | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """More arguments of ``build_definitions``, such as ``partitions_def``."""
 
     @property
     def definitions(self) -> dg.Definitions:
         """The steps with their sensor, and the other assets."""
-        ours = build_definitions(self.steps, translator=self.translator, cache_sensor=True)
+        ours = build_definitions(
+            self.steps, translator=self.translator, cache_sensor=True, **self.settings
+        )
         return dg.Definitions.merge(ours, dg.Definitions(assets=self.others))
 
     def evaluate(self) -> Any:
@@ -51,12 +56,16 @@ class Watch:
             return repository.get_sensor_def(SENSOR).evaluate_tick(context)
 
     def tick(self) -> dict[str, Any]:
-        """One tick, applied as the daemon does; the events by asset key."""
+        """One tick, applied as the daemon does; the events by asset key, or by asset and
+        partition, as in ``train [2026-11-01]``."""
         data = self.evaluate()
         for event in data.asset_events:
             self.instance.report_runless_asset_event(event)
         self.cursor = data.cursor
-        return {event.asset_key.to_user_string(): event for event in data.asset_events}
+        return {
+            str(AssetPartition(event.asset_key, event.partition)): event
+            for event in data.asset_events
+        }
 
     def reported(self) -> dict[str, str]:
         """One tick, applied; the events' ``marin/cache`` by asset key."""
