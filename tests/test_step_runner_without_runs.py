@@ -12,7 +12,7 @@ from dagster._core.launcher import CheckRunHealthResult, DefaultRunLauncher, Wor
 from helpers.runs import Recorder, run_job, status_of
 from marin_dagster import StepRunner, StepSpec, build_definitions
 from marin_dagster.errors import StepsFailedError
-from marin_dagster.step_runner import runner
+from marin_dagster.step_runner import runner_call
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def no_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any, **__: Any) -> None:
         raise AssertionError("started a run")
 
-    monkeypatch.setattr(runner, "build_definitions", fail)
+    monkeypatch.setattr(runner_call, "build_definitions", fail)
     monkeypatch.setattr(dg.DagsterInstance, "local_temp", fail)
     monkeypatch.setattr(dg.DagsterInstance, "create_run_for_job", fail)
 

@@ -10,6 +10,7 @@ import dagster as dg
 from marin_dagster._compat import (
     ExecuteRunWithPlanIterable,
     ExecutionPlan,
+    ExecutionStep,
     PlanExecutionContext,
     PlanExecutionContextManager,
     PlanOrchestrationContext,
@@ -278,8 +279,10 @@ def _outputs_there(plan: ExecutionPlan) -> Iterator[StepOutputHandle]:
     Where steps start as soon as what they read is there, Dagster would wait for these for ever.
     """
     keys = set(plan.step_keys_to_execute)
-    for key in keys:
-        for read in plan.get_executable_step_by_key(key).step_inputs:
-            for handle in read.get_step_output_handle_dependencies():
-                if handle.step_key not in keys:
-                    yield handle
+    for step in plan.steps:
+        # A step of a dynamic output is not there yet, and reads steps of the same plan.
+        if step.key in keys and isinstance(step, ExecutionStep):
+            for read in step.step_inputs:
+                for handle in read.get_step_output_handle_dependencies():
+                    if handle.step_key not in keys:
+                        yield handle

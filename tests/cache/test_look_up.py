@@ -1,4 +1,4 @@
-"""Looking outputs up: what is found, that nothing is written, and that 32 are looked at at once."""
+"""Looking outputs up: what is found, that nothing is written, and that 64 are looked at at once."""
 
 import threading
 from collections import Counter
@@ -112,7 +112,7 @@ def test_one_output_that_cannot_be_read_is_unknown_and_holds_up_no_other() -> No
 
 
 class MeetingFileSystem(AbstractFileSystem):
-    """A store where each reader waits until 32 of them have come."""
+    """A store where each reader waits until 64 of them have come."""
 
     protocol = "meeting"
     meeting: ClassVar[threading.Barrier]
@@ -136,32 +136,33 @@ class MeetingFileSystem(AbstractFileSystem):
 def meeting(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """Counts the readers of ``meeting://`` paths, of which the first is alone and takes long."""
     monkeypatch.setattr(parallel, "_WORTH_A_THREAD_S", -1.0)
-    MeetingFileSystem.meeting = threading.Barrier(32)
+    MeetingFileSystem.meeting = threading.Barrier(parallel.WIDTH)
     MeetingFileSystem.inside = Counter()
     MeetingFileSystem.mutex = threading.Lock()
     fsspec.register_implementation("meeting", MeetingFileSystem, clobber=True)
     return MeetingFileSystem.inside
 
 
-def test_32_outputs_are_looked_up_at_once_and_never_more(meeting: Counter[str]) -> None:
+def test_64_outputs_are_looked_up_at_once_and_never_more(meeting: Counter[str]) -> None:
     steps = [
-        StepSpec("a", override_output_path=f"meeting://store/{n}") for n in ("first", *range(96))
+        StepSpec("a", override_output_path=f"meeting://store/{n}")
+        for n in ("first", *range(2 * parallel.WIDTH))
     ]
     found = StepCache().look_up_many(steps)
     assert list(found) == [step.output_path for step in steps]
     assert {result.state for result in found.values()} == {CacheState.HIT}
-    assert meeting["most"] == 32
+    assert meeting["most"] == parallel.WIDTH == 64
 
 
-def test_the_records_of_32_outputs_are_read_at_once(meeting: Counter[str]) -> None:
+def test_the_records_of_64_outputs_are_read_at_once(meeting: Counter[str]) -> None:
     def read(number: int) -> None:
         hit = Hit(StepSpec("a"), OutputDir.at(f"meeting://store/{number}"))
         with pytest.raises(RecordError):  # that store holds one word everywhere
             _ = hit.record
 
-    with ThreadPoolExecutor(32) as pool:
-        list(pool.map(read, range(32)))
-    assert meeting["most"] == 32
+    with ThreadPoolExecutor(parallel.WIDTH) as pool:
+        list(pool.map(read, range(parallel.WIDTH)))
+    assert meeting["most"] == parallel.WIDTH == 64
 
 
 def test_on_a_store_that_answers_at_once_one_thread_looks(
@@ -192,7 +193,8 @@ def test_on_a_store_that_answers_at_once_one_thread_looks(
 
 def test_the_dependencies_of_one_step_are_looked_up_at_once(meeting: Counter[str]) -> None:
     deps = [
-        StepSpec("a", override_output_path=f"meeting://store/{n}") for n in ("first", *range(32))
+        StepSpec("a", override_output_path=f"meeting://store/{n}")
+        for n in ("first", *range(parallel.WIDTH))
     ]
     begin(make("reader", *deps)).commit()
-    assert meeting["most"] == 32
+    assert meeting["most"] == parallel.WIDTH == 64
