@@ -1,5 +1,6 @@
 """``StepRunner`` in a script: what its console shows."""
 
+import re
 import subprocess
 import sys
 
@@ -33,7 +34,9 @@ def test_a_script_shows_what_matters_on_its_console() -> None:
     assert "no more disks" in logged
     assert "1 step(s) failed: bad_" in second
     # The frames of the step's function, without those of the libraries that call it.
-    assert '  File "<string>", line 5, in fail\nValueError: no more disks' in logged
+    # Python 3.13 also knows the lines of a script that it got as an argument.
+    frame = r'  File "<string>", line 5, in fail\n(    .*\n)*ValueError: no more disks'
+    assert re.search(frame, logged)
     assert "dagster/_core" not in second
     assert "marin_dagster/assets" not in second
     assert "DEBUG" not in planned + first + second
