@@ -43,7 +43,7 @@ class ChosenStep:
         return path not in self.partitions.steps.at(key).paths
 
     def at(self, key: str | None) -> Self:
-        """The op with the step of a partition of the run; itself where there are no partitions.
+        """The op with the step of a partition of the run; unchanged in a graph without partitions.
 
         Raises:
             GraphError: the partition's steps do not fit those of the others.

@@ -89,9 +89,9 @@ class MarinGraph:
                 the step that reads one.
 
         Raises:
-            GraphError: the graph is wrong (see :meth:`StepGraph.from_steps`), ``steps`` and
-                ``partitions_def`` do not go together, there is no partition to call the function
-                for, or the graphs of two partitions differ in names or dependencies.
+            GraphError: the graph is wrong (see :meth:`StepGraph.from_steps`), ``steps`` does not
+                fit ``partitions_def``, no partition exists yet, or the graphs of two partitions
+                differ in names or dependencies.
             ValueError: a ``MarinGraph`` is given with other settings than its own.
         """
         if isinstance(steps, MarinGraph):

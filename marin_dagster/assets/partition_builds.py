@@ -5,8 +5,10 @@ version, and fails alone: the step fails once the others have ended.
 """
 
 import contextvars
+import queue
+import threading
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -100,6 +102,8 @@ class _Builds:
         if errors and (self._will_retry(errors) or len(errors) == len(wanted)):
             raise self._failure(errors)
         built = tuple(key for key in wanted if key not in errors)
+        if errors:
+            self._range.partly_failed.add(str(self.context.op_execution_context.op_handle))
         # Downstream starts when there is an output, so that what did not fail goes on.
         yield dg.Output(BuiltPartitions(built), OUTPUT_NAME, metadata=WITHOUT_EVENTS)
         if errors:
@@ -138,27 +142,51 @@ class _Builds:
         # A pool gives the step one slot.
         limit = 1 if self.context.op_def.pool else self._range.limit
         self._input_events  # noqa: B018  (read before anything is built)
-        with ThreadPoolExecutor(
-            limit, thread_name_prefix=f"marin-step-{self.context.op_execution_context.op.name}"
-        ) as threads:
-            running: dict[Future[None], str] = {}
-            while order.is_active():
-                self.control.interrupt.check()
-                for key in order.get_ready():
-                    run = contextvars.copy_context().run
-                    running[threads.submit(run, self._build, key, wanted[key])] = key
-                ended, _ = wait(running, _LOOK_FOR_INTERRUPT_S, FIRST_COMPLETED)
-                for future in ended:
-                    key = running.pop(future)
-                    error = future.exception()
-                    if isinstance(error, Exception):
-                        self._range.failed[self.ops[key].step.output_path] = key
-                        self.context.log.error(f"Partition {key} failed: {error}", exc_info=error)
-                        errors[key] = error
-                    elif error is not None:
-                        raise error
-                    order.done(key)
+        ended: queue.SimpleQueue[tuple[str, BaseException | None]] = queue.SimpleQueue()
+        waiting: deque[str] = deque()
+        running = 0
+        stopped: BaseException | None = None
+        while order.is_active() and (running or stopped is None):
+            waiting.extend(order.get_ready())
+            while waiting and running < limit and stopped is None:
+                self._start(waiting.popleft(), wanted, ended)
+                running += 1
+            key, error = ended.get()
+            running -= 1
+            order.done(key)
+            if isinstance(error, Exception):
+                self._range.failed[self.ops[key].step.output_path] = key
+                self.context.log.error(f"Partition {key} failed: {error}", exc_info=error)
+                errors[key] = error
+            elif error is not None:
+                stopped = error
+        if stopped is not None:
+            raise stopped
         return errors
+
+    def _start(
+        self,
+        key: str,
+        wanted: Mapping[str, StepOptions],
+        ended: "queue.SimpleQueue[tuple[str, BaseException | None]]",
+    ) -> None:
+        """Build a partition in a thread of its own, which ends with an item in ``ended``."""
+
+        def work() -> None:
+            try:
+                self._build(key, wanted[key])
+            except BaseException as error:
+                ended.put((key, error))
+            else:
+                ended.put((key, None))
+
+        threading.Thread(
+            target=contextvars.copy_context().run,
+            args=(work,),
+            name=f"marin-step-{self.context.op_execution_context.op.name}-{key}",
+            # As for a step: one that cannot be stopped must not keep the process from ending.
+            daemon=True,
+        ).start()
 
     def _reads(self, wanted: Mapping[str, StepOptions]) -> dict[str, set[str]]:
         """For each partition, the other partitions of the same step that it reads."""
@@ -173,7 +201,7 @@ class _Builds:
         }
 
     def _build(self, key: str, options: StepOptions) -> None:
-        """Build, serve or refuse one partition, in a thread of its own."""
+        """Build, serve or refuse one partition."""
         op = self.ops[key]
         child = StepControl(
             options,
@@ -190,13 +218,19 @@ class _Builds:
                 return  # before a retry
             how = "hit"
             if options.observe:
-                self.context.log_event(served_observation(op.asset(self.context), op.step, None))
+                self._observe(op, options)
             else:
                 for output in op.serve_or_build(self.context, child):
                     self._commit(op, output)
                     how = "built" if isinstance(output.value, Attempt) else how
             self._range.reported[path] = how
             self._range.failed.pop(path, None)
+
+    def _observe(self, op: StepOp, options: StepOptions) -> None:
+        context = self.context
+        if options.drift is not None:
+            options.drifts.warn(op.step, options.drift, context.log)
+        context.log_event(served_observation(op.asset(context), op.step, options.drift))
 
     @contextmanager
     def _slot(self, interrupt: Interrupt) -> Iterator[None]:
@@ -263,6 +297,8 @@ class _Builds:
         return tags
 
     def _will_retry(self, errors: Mapping[str, Exception]) -> bool:
+        if _are_final(errors):
+            return False
         policy = self.context.op_def.retry_policy
         left = policy is not None and self.context.retry_number < policy.max_retries
         return left or any(isinstance(error, dg.RetryRequested) for error in errors.values())
@@ -279,6 +315,15 @@ class _Builds:
             f"{len(errors)} of {len(self._wanted)} partitions of "
             f"{self.context.asset_key.to_user_string()!r} failed: {summarize(texts, '; ')}"
         )
-        if all(isinstance(one, dg.Failure) and not one.allow_retries for one in errors.values()):
+        if self.context.op_def.retry_policy is not None and _are_final(errors):
             return dg.Failure(message, allow_retries=False)
         return PartitionsFailedError(message)
+
+
+def _are_final(errors: Mapping[str, Exception]) -> bool:
+    """Whether a retry is not allowed, or of no use because an input failed after its retries."""
+    return all(
+        isinstance(one, DependencyNotBuiltError)
+        or (isinstance(one, dg.Failure) and not one.allow_retries)
+        for one in errors.values()
+    )

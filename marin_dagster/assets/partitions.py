@@ -51,7 +51,7 @@ class GraphPartitions:
             unpartitioned: names of steps that all partitions share.
 
         Raises:
-            GraphError: there is no partition to call the function for, or its graphs do not fit
+            GraphError: no partition exists yet, or the graphs of two partitions do not fit
                 together; see :meth:`PartitionedSteps.from_function`.
         """
         keys = (examples,) if isinstance(examples, str) else tuple(examples)

@@ -13,7 +13,7 @@ from functools import cached_property
 
 from marin_dagster.assets.interrupt import Interrupt
 from marin_dagster.assets.previous_builds import PreviousBuilds
-from marin_dagster.cache import Attempt, DriftLog
+from marin_dagster.cache import Attempt, Drift, DriftLog
 from marin_dagster.errors import MarinDagsterError
 from marin_dagster.runners import INLINE_PLACEMENT, Placement, Runner
 
@@ -26,6 +26,8 @@ class PartitionRange:
     """Partitions of all steps that are built at once."""
     failed: dict[str, str] = field(default_factory=dict)
     """The partition of each output path that was not built."""
+    partly_failed: set[str] = field(default_factory=set)
+    """Keys of the steps that have an output although some of their partitions failed."""
     reported: dict[str, str] = field(default_factory=dict)
     """How each output path came about, ``built`` or ``hit``, once the run has reported it."""
 
@@ -61,6 +63,8 @@ class StepOptions:
     """Warns of drifted outputs, once in a run."""
     observe: bool = False
     """The output is finished, and the instance has recorded it: report it as served."""
+    drift: Drift | None = None
+    """How an output that is to be observed has drifted."""
     refused: MarinDagsterError | None = None
     """Why the step cannot run."""
     partitions: Mapping[str, "StepOptions"] = field(default_factory=dict)

@@ -107,7 +107,7 @@ def watched_steps(
         _in_order(marin, partitions),
         reference.graph,
         partitions,
-        # Evaluated one after the other, so those that there was no time for are the last.
+        # Without those at the end for which the time did not suffice.
         [key for key in turns if key in seen],
         position,
         older,

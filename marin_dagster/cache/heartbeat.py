@@ -67,7 +67,7 @@ class HeldLease:
         """Renew once and set when to do so again; called by the keeper."""
         try:
             with self._mutex:
-                # Unless dropped since the heartbeat chose it: then a missing lock is no loss.
+                # A lease that was dropped meanwhile may have lost its lock: its step has ended.
                 if not self._dropped:
                     self._check()
         except LeaseLostError as error:

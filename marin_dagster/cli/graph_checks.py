@@ -51,7 +51,7 @@ def check_graph(choice: GraphChoice) -> CheckResult:
 
     Raises:
         click.UsageError: no graph is named.
-        GraphNameError: there is no such module, file or attribute.
+        GraphNameError: the module, file or attribute does not exist.
     """
     name = choice.name or choice.settings.graph or ""
     with warnings.catch_warnings(record=True) as caught:
@@ -71,7 +71,7 @@ def check_graph(choice: GraphChoice) -> CheckResult:
     findings += [
         Finding("warning", "warning", message, None, place.file, place.line)
         for message in seen
-        # The former is no mistake of the graph, the latter a finding of its own.
+        # MARIN_PREFIX belongs to the machine; undeclared inputs are reported apart.
         if "MARIN_PREFIX is not set" not in message and "does not depend on" not in message
     ]
     findings.sort(key=lambda finding: finding.level)

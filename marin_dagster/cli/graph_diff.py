@@ -28,7 +28,7 @@ def diff_graph(choice: GraphChoice, revision: str) -> DiffResult:
     """Load both graphs and compare their steps. Reads the store, and the instance if there is one.
 
     Raises:
-        RevisionError: there is no such commit, or its graph cannot be loaded.
+        RevisionError: the commit does not exist, or its graph cannot be loaded.
         GraphError: the working tree's graph is wrong.
     """
     # Both sides must have the same paths, wherever they are loaded.

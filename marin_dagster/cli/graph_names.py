@@ -35,7 +35,7 @@ class NamedGraph:
         """The graph of all its steps.
 
         Raises:
-            GraphError: the graph is wrong, or there is no step.
+            GraphError: the graph is wrong, or it has no steps.
         """
         from marin_dagster.steps import StepGraph
 
@@ -73,8 +73,8 @@ def load_named(
         partition: the key with which the function that returns the steps is called.
 
     Raises:
-        GraphNameError: there is no such module, file or attribute, its code raises, or the
-            attribute is something else than a graph.
+        GraphNameError: the module, file or attribute does not exist, its code raises, or the
+            attribute is not a graph.
         GraphError: the code builds a wrong graph.
     """
     where, _, attribute = name.rpartition(":")

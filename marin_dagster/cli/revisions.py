@@ -25,7 +25,7 @@ def resolve_revision(revision: str, folder: Path) -> tuple[Path, str]:
         folder: inside the repository.
 
     Raises:
-        RevisionError: it is not in a repository, or there is no such commit.
+        RevisionError: it is not in a repository, or the commit does not exist.
     """
     top = Path(_git(folder, "rev-parse", "--show-toplevel"))
     return top, _git(folder, "rev-parse", "--verify", "--end-of-options", f"{revision}^{{commit}}")

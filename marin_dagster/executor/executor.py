@@ -19,6 +19,7 @@ from marin_dagster._compat import (
     StepOutputHandle,
 )
 from marin_dagster.assets.previous_builds import PreviousBuilds
+from marin_dagster.assets.step_control import PartitionRange
 from marin_dagster.cache import DriftLog
 from marin_dagster.executor.compute_logs import job_log_levels
 from marin_dagster.executor.config import ExecutorSettings
@@ -186,7 +187,7 @@ class MarinExecutor(dg.Executor):
             from_script=self.from_script,
             drifts=self.drifts,
             failures=self.failures,
-            limit=self.settings.limit,
+            range=PartitionRange(self.settings.limit),
         )
         failed, run_summary = False, RunSummary(decisions, keys_of, options_of.range.reported)
         try:

@@ -21,7 +21,10 @@ def as_steps(decisions: Decisions) -> Decisions:
         return decisions
     first = {step_key: keys[0] for step_key, keys in keys_of.items()}
     pruned = {
-        step_key: f"none of {len(keys)} partitions is needed: {decisions.pruned[keys[0]]}"
+        # Partitions share some steps, and then the reason.
+        step_key: decisions.pruned[keys[0]]
+        if decisions.planned[keys[0]].asset.partition is None
+        else f"none of {len(keys)} partitions is needed: {decisions.pruned[keys[0]]}"
         for step_key, keys in keys_of.items()
         if decisions.pruned.keys() >= set(keys)
     }

@@ -51,22 +51,30 @@ def steps_of_run(context: PlanExecutionContext, plan: ExecutionPlan) -> dict[str
     Raises:
         GraphError: the steps of the run's partition do not fit those of other partitions.
     """
-    found = {}
     layer = context.job_def.asset_layer
+    # Partition by partition: only some graphs are kept, and the steps of one must share theirs.
+    by_partition: dict[str | None, list[tuple[str, ExecutionStep, Any]]] = defaultdict(list)
     for step in steps_in_order(plan):
         compute = compute_of(context, step)
         if isinstance(compute, StepOp):
             assets_def = layer.get_assets_def_for_node(step.node_handle)
             if assets_def is not None and assets_def.keys:
-                (key,) = assets_def.keys
-                check = next(iter(assets_def.check_keys), None)
                 partitions = compute.run_partitions(context.dagster_run, context.instance)
                 for partition in partitions:
-                    op = compute.at(partition)
-                    asset = AssetPartition(key, op.partition)
                     name = step.key if len(partitions) == 1 else f"{step.key}[{partition}]"
-                    runner = step.tags.get(RUNNER)
-                    found[name] = PlannedStep(op, step.key, asset, check, runner)
+                    by_partition[partition].append((name, step, assets_def))
+    found = {}
+    for partition, steps in by_partition.items():
+        for name, step, assets_def in steps:
+            (key,) = assets_def.keys
+            op = compute_of(context, step).at(partition)
+            found[name] = PlannedStep(
+                op,
+                step.key,
+                AssetPartition(key, op.partition),
+                next(iter(assets_def.check_keys), None),
+                step.tags.get(RUNNER),
+            )
     return found
 
 

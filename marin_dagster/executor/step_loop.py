@@ -10,7 +10,12 @@ from typing import Protocol
 
 import dagster as dg
 
-from marin_dagster._compat import ActiveExecution, EngineEventData, PlanExecutionContext
+from marin_dagster._compat import (
+    ActiveExecution,
+    EngineEventData,
+    ExecutionStep,
+    PlanExecutionContext,
+)
 from marin_dagster.assets.step_control import StepControl, StepOptions
 from marin_dagster.events.metadata import cut_off
 from marin_dagster.executor.contexts import context_for
@@ -88,12 +93,27 @@ class StepLoop:
             again = state.get_retry_state().get_attempt_count(step.key) > 0
             options = self.options_of(step.key, again=again)
             context, loop = self.context, None
+            if not options.is_ours and self._needs_what_failed(step, options):
+                continue
             if not options.is_ours:
                 # An ordinary asset may be async, and a loop runs in one thread only.
                 loop = asyncio.new_event_loop()
                 context = context_for(context, context.execution_plan, loop)
             control = StepControl(options, wait_for_events=partial(self.events.wait, step.key))
             self.threads.start(context.for_step(step, state), control, loop)
+
+    def _needs_what_failed(self, step: ExecutionStep, options: StepOptions) -> bool:
+        """Whether an ordinary step reads a step of which some partitions failed; then it does not
+        run, as below any failure. It cannot tell which partitions are there."""
+        failed = options.range.partly_failed if options.range else set()
+        missing = failed & step.get_execution_dependency_keys()
+        if missing:
+            self.context.for_step(step).log.error(
+                f"Dependencies for step {step.key} failed for some partitions: "
+                f"{', '.join(sorted(missing))}. Not executing."
+            )
+            self.active.mark_abandoned(step.key)
+        return bool(missing)
 
     def _is_grace_over(self, waited_s: float) -> bool:
         return all(waited_s > self.decisions.grace_s(key) for key in self.threads.running)

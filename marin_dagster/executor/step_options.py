@@ -1,8 +1,7 @@
 """``RunOptions``: the options of each step of a run, made from the run's decisions."""
 
-import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from marin_dagster.assets.previous_builds import PreviousBuilds
 from marin_dagster.assets.step_control import PartitionRange, StepOptions
@@ -33,14 +32,8 @@ class RunOptions:
     """Warns of drifted outputs."""
     failures: dict[str, list[BaseException]] | None
     """Receives what steps raise, by step key."""
-    limit: int
-    """Partitions of all steps that are built at once."""
-    range: PartitionRange = field(init=False)
+    range: PartitionRange
     """What the partitions of the run share."""
-    _mutex: threading.Lock = field(default_factory=threading.Lock)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "range", PartitionRange(self.limit))
 
     def __call__(self, key: str, *, again: bool) -> StepOptions:
         """The options of a step; ``again`` when this run has tried it before."""
@@ -76,6 +69,7 @@ class RunOptions:
             retry_failed=self.retry_failed or again,
             hit_expected=key in decisions.expected_hits,
             observe=key in decisions.served,
+            drift=decisions.drifted.get(key),
             refused=decisions.blocked.get(key),
             partitions=partitions or {},
             range=self.range,

@@ -17,7 +17,7 @@ def cannot_run(
     """The blocked steps of a graph that fail, with their errors, and those that only wait.
 
     A step that all partitions share and that reads several of them, such as a leaderboard, waits:
-    it is no fault of a partition's run that other partitions are not built.
+    a run of one partition does not fail because others are not built.
 
     Args:
         graph: the steps.

@@ -8,11 +8,12 @@ import dagster as dg
 import pytest
 
 from helpers.runs import Recorder, Run, metadata_of, run_job, stale_status, status_of
-from marin_dagster import StepSpec, build_definitions
+from marin_dagster import StepSpec, build_definitions, marin_executor
 from marin_dagster.assets.partitions import run_partitions
 from marin_dagster.cache import DriftLog
 from marin_dagster.errors import GraphError
 from marin_dagster.executor import runner_executor
+from marin_dagster.steps import partitions
 
 DAYS = [f"2026-11-{day:02}" for day in range(1, 8)]
 DAILY = dg.DailyPartitionsDefinition("2026-11-01", end_date="2026-11-08")
@@ -320,3 +321,86 @@ def test_a_range_that_is_none_names_the_partitions(instance: dg.DagsterInstance)
     )
     with pytest.raises(GraphError, match=r"for partitions '2026-11-01' to '2027-01-01', which are"):
         run_partitions(run, DAILY, instance)
+
+
+def test_what_all_partitions_share_does_not_run_without_one_of_them(
+    recorder: Recorder, instance: dg.DagsterInstance
+) -> None:
+    """A leaderboard without the point that failed would be cached as if it were whole."""
+    points = {
+        day: recorder.step("train", hash_attrs={"day": day}, fails=day == DAYS[1]) for day in DAYS
+    }
+    leaderboard = recorder.step("leaderboard", *points.values())
+    definitions = build_definitions(lambda day: [points[day], leaderboard], partitions_def=DAILY)
+
+    run = run_job(definitions, instance, partition=WHOLE)
+
+    assert not run.success
+    assert "leaderboard" not in recorder.calls
+    assert "reads outputs that are not finished: train_" in run.error("leaderboard")
+    assert status_of(leaderboard) is None
+
+
+@pytest.mark.parametrize("bad", [frozenset(), frozenset({DAYS[1]})], ids=["built", "one-failed"])
+def test_an_ordinary_asset_below_needs_every_partition(
+    recorder: Recorder, instance: dg.DagsterInstance, bad: frozenset[str]
+) -> None:
+    @dg.asset(deps=["train"], partitions_def=DAILY)
+    def report() -> None:
+        recorder.calls.append("report")
+
+    @dg.asset(deps=["report"], partitions_def=DAILY)
+    def mail() -> None:
+        recorder.calls.append("mail")
+
+    ours = build_definitions(training(recorder, bad), partitions_def=DAILY)
+    job = dg.define_asset_job("all", selection=dg.AssetSelection.all())
+    ordinary = dg.Definitions(assets=[report, mail], jobs=[job], executor=marin_executor)
+    merged = dg.Definitions.merge(ours, ordinary)
+
+    run = run_job(merged, instance, job="all", partition=WHOLE)
+
+    assert run.success is not bool(bad)
+    ran = [call for call in recorder.calls if call in ("report", "mail")]
+    assert ran == ([] if bad else ["report", "mail"])
+    if bad:
+        assert "Dependencies for step report failed for some partitions" in run_log(instance, run)
+
+
+def test_a_range_longer_than_the_kept_graphs_is_pruned(
+    recorder: Recorder, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(partitions, "_KEPT", 2)
+    steps_for = training(recorder)
+    definitions = build_definitions(steps_for, partitions_def=DAILY)
+    assert run_job(definitions, instance, partition=WHOLE).success
+    for day in DAYS:
+        (evaluate,) = steps_for(day)
+        (train,) = evaluate.deps
+        Path(train.output_path, ".executor_status").unlink()
+    recorder.take()
+
+    assert run_job(definitions, instance, partition=WHOLE).success
+
+    assert recorder.take() == []
+
+
+def test_a_failure_that_allows_no_retry_leaves_the_others_alone(
+    recorder: Recorder, instance: dg.DagsterInstance
+) -> None:
+    def steps_for(day: str) -> list[StepSpec]:
+        def train(output_path: str) -> None:
+            recorder.calls.append(day)
+            if day == DAYS[1]:
+                raise dg.Failure("hopeless", allow_retries=False)
+
+        return [recorder.step("evaluate", StepSpec("train", fn=train, hash_attrs={"day": day}))]
+
+    definitions = build_definitions(
+        steps_for, partitions_def=DAILY, retry_policy=dg.RetryPolicy(max_retries=2)
+    )
+    run = run_job(definitions, instance, partition=WHOLE)
+    assert not run.success
+    good = [day for day in DAYS if day != DAYS[1]]
+    assert materialized(run)["evaluate"] == good
+    assert sorted(call for call in recorder.calls if call in DAYS) == DAYS
